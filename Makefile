@@ -7,7 +7,7 @@ CODE  := $(wildcard scrubber plugin dashboards tests bench scripts)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-fast lint format bench soak pod-matrix boards boards-preview gpu-check kernels protos lock clean
+.PHONY: help venv demo test test-fast lint format bench soak pod-matrix boards boards-preview reference gpu-check kernels protos lock clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,13 +44,17 @@ soak: $(STAMP)  ## 2,000 pods over 16 devices while everything around them dies 
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 pod-matrix: $(STAMP)  ## every pod shape of up to three containers, with a restart between any two events (over an hour)
-	$(BIN)/python -m tests.world.shapes $(ARGS)
+	$(BIN)/python -m tests.simulation.shapes $(ARGS)
 
 boards: $(STAMP)  ## write the Grafana boards' JSON anew from their code
 	$(BIN)/python -m dashboards
 
 boards-preview: $(STAMP)  ## draw the boards with Grafana's components into docs/images (needs npm and chromium)
 	$(BIN)/python -m dashboards.preview draw $(ARGS)
+
+reference: $(STAMP)  ## generate the schemas of policies, and the pages of settings, logs, metrics and codes
+	$(BIN)/python scripts/gen_schema.py
+	$(BIN)/python scripts/gen_reference.py
 
 # On a machine with a GPU that nobody else uses. PYTHON may have CuPy and nvidia-ml-py already; nothing is installed.
 PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)

@@ -116,9 +116,9 @@ class BenchRun:
         await self._storm()
 
     async def _starts(self) -> None:
-        self.log_progress("the service starts, 16 devices")
+        self.log_progress("start of the service, 16 devices")
         self.timings.append(await starting.service_startup(devices=16, starts=self.extent.starts))
-        self.log_progress("the plugin starts, and one instance follows another")
+        self.log_progress("start of the plugin, and a rolling update")
         self.timings += await starting.plugin_startup(devices=16, starts=self.extent.starts)
 
     async def _sixteen_devices(self, policy: Path) -> None:
@@ -126,7 +126,7 @@ class BenchRun:
         self.log_progress("a node of 16 devices")
         async with BenchNode.start(16, policy=str(policy)) as node, _echo(node) as echo:
             self.containers = "marker" if node.stage.cgroup_parent is None else "cgroup v2"
-            self.log_progress("at rest")
+            self.log_progress("idle")
             self.amounts += await footprint.at_rest(node, seconds=extent.idle_seconds, name="idle", title="16 devices")
             self.timings += await starting.command_line(node.stage, runs=extent.starts)
 
@@ -152,7 +152,7 @@ class BenchRun:
                 self.timings += await hand_over.reading_breakdown(
                     node, echo, name=f"pods-{count}", title=on_the_node, samples=extent.hand_overs // 4
                 )
-            self.log_progress("at rest, 16 pods")
+            self.log_progress("idle, 16 pods")
             self.amounts += await footprint.at_rest(
                 node, seconds=extent.idle_seconds / 2, name="idle-with-pods", title="16 devices in use"
             )
@@ -187,7 +187,7 @@ class BenchRun:
                     )
                 )
 
-            self.log_progress("pods come and go")
+            self.log_progress("pods start and end")
             self.amounts += await release.churn(node, rounds=max(1, extent.rounds // 2))
             self.log_progress(f"{extent.faults} faults")
             self.timings.append(await fault.fault_to_list(node, faults=extent.faults))
@@ -229,7 +229,7 @@ class BenchRun:
         async with BenchNode.start(_LOAD_DEVICES, memory=_GPU_MEMORY) as node, _echo(node) as echo:
             self.log_progress("scrubs on demand")
             timing, rates = await clearing.slow_path(node, memory=_GPU_MEMORY, scrubs=extent.scrubs)
-            self.log_progress("Allocate, at rest and while every device is scrubbed")
+            self.log_progress("Allocate, idle and while every device is scrubbed")
             self.timings.append(await allocation.allocate_at_rest(node, echo, samples=extent.allocations))
             loaded, share = await allocation.allocate_under_load(
                 node, echo, memory=_GPU_MEMORY, samples=extent.allocations
@@ -239,7 +239,7 @@ class BenchRun:
 
     async def _recoveries(self) -> None:
         samples = self.extent.recoveries
-        self.log_progress("ways out of service and back, default policy")
+        self.log_progress("quarantine and recovery, default policy")
         async with BenchNode.start(3 * samples) as node:
             self.timings += await recovery.recoveries(node, samples=samples)
         self.amounts += recovery.recovery_pauses()
@@ -263,8 +263,8 @@ def _echo(node: BenchNode) -> contextlib.AbstractAsyncContextManager[Echo]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure the hand-over and its company.")
-    parser.add_argument("--quick", action="store_true", help="a minute's look; prints, and writes no file")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure hand-overs and related operations.")
+    parser.add_argument("--quick", action="store_true", help="a short run; prints the results and writes no file")
     extent = QUICK if parser.parse_args().quick else FULL
 
     where = machine.describe_machine()

@@ -103,16 +103,16 @@ async def on_certificate(node: BenchNode, echo: Echo, *, name: str, title: str, 
     events = node.stage.kubelet.events
     for number in range(-1, rounds):
         # The first round opens connections, and does not count.
-        wanted = pods if number >= 0 else 2
+        pod_count = pods if number >= 0 else 2
         begun = len(events)
         running: list[EmulatedPod] = []
         beside: list[float] = []
-        for _ in range(wanted):
+        for _ in range(pod_count):
             beside.append(await echo(message))
             running += await node.start_pods(1)
         calls = [each for each in events[begun:] if each.name == "PreStartContainer"]
-        if len(calls) != wanted or any(each.outcome != "OK" for each in calls):
-            raise RuntimeError(f"{wanted} pods were to start at the first call, and these were made: {calls}")
+        if len(calls) != pod_count or any(each.outcome != "OK" for each in calls):
+            raise RuntimeError(f"{pod_count} pods were to start at the first call, and these were made: {calls}")
         await node.end_pods(running)
         if number >= 0:
             measured += [each.duration for each in calls]

@@ -52,5 +52,5 @@ async def churn(node: BenchNode, *, rounds: int) -> list[Amount]:
 
 
 def _list_calls_per_minute(node: BenchNode, before: int, began: float, name: str, title: str) -> Amount:
-    asked = 60 * (node.stage.kubelet.pod_resources_requests - before) / (time.perf_counter() - began)
-    return Amount(f"questions.{name}", f"questions to PodResources, {title}", asked, "a minute")
+    calls = 60 * (node.stage.kubelet.pod_resources_requests - before) / (time.perf_counter() - began)
+    return Amount(f"questions.{name}", f"questions to PodResources, {title}", calls, "a minute")

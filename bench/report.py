@@ -63,7 +63,7 @@ def load(text: str) -> Report:
     """
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"these results are not of schema {SCHEMA}: run make bench again")
+        raise ValueError(f"these results do not have schema {SCHEMA}; run make bench again")
     for each in document.get("timings", ()):
         del each["ratio_p50"], each["ratio_p99"]
     for each in document.get("targets", ()):
@@ -91,49 +91,61 @@ def _lines(report: Report) -> Iterator[str]:
     machine = report.machine
     yield "# Results of `make bench`"
     yield ""
-    yield "Written by the benchmark; a run of its own makes it anew. What each figure means: [README.md](README.md)."
+    yield "Written by `make bench`, which overwrites this file. [README.md](README.md) explains each figure."
     yield ""
     yield from _table(
         ("", ""),
         (
             ("machine", f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB, {machine.kernel}"),
             ("software", f"scrubber {report.version}, {machine.python}, grpcio {machine.grpc}"),
-            ("containers told apart by", report.containers),
+            ("containers distinguished by", report.containers),
             ("load before the first measurement", f"{machine.load:g}"),
-            ("run", f"{report.made}, {report.seconds:.0f} s{', quick: too few samples to judge by' * report.quick}"),
+            ("run", f"{report.made}, {report.seconds:.0f} s{', quick: too few samples for a verdict' * report.quick}"),
         ),
     )
     yield ""
     yield "## Targets"
     yield ""
     yield from _table(
-        ("target", "at most", "measured", ""),
+        ("target", "limit", "measured", ""),
         [
             (each.sentence, _with_unit(each.limit, each.unit), _with_unit(each.measured, each.unit), _verdict(each))
             for each in report.targets
         ],
     )
     yield ""
-    yield "Other work on the machine lifts both p99s, and so brings their ratio nearer to 1: read it with the medians'."
+    yield "Other load on the machine raises both p99s, so their ratio approaches 1: compare it with the ratio of the medians."
     missed = [each for each in report.targets if not each.met]
     if missed:
         yield ""
-        yield "Missed, and why:"
+        yield "Causes of missed targets:"
         yield ""
         yield from (f"- {each.sentence}: {each.cause}" for each in missed)
     yield ""
     yield "## Times"
     yield ""
-    yield "In milliseconds. The reference was measured in turn with each sample."
+    yield "In milliseconds. Samples and reference were measured alternately."
     yield ""
     yield from _table(
-        ("what", "p50", "p99", "reference", "its p50", "its p99", "p50 ratio", "p99 ratio", "samples"),
+        (
+            "measurement",
+            "p50",
+            "p99",
+            "reference",
+            "reference p50",
+            "reference p99",
+            "p50 ratio",
+            "p99 ratio",
+            "samples",
+        ),
         [_timing(each) for each in report.timings],
     )
     yield ""
     yield "## Amounts"
     yield ""
-    yield from _table(("what", "value"), [(each.title, _with_unit(each.value, each.unit)) for each in report.amounts])
+    yield from _table(
+        ("measurement", "value"), [(each.title, _with_unit(each.value, each.unit)) for each in report.amounts]
+    )
     yield ""
 
 

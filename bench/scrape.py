@@ -82,7 +82,7 @@ async def restarts_while_scraped(
             node, echo, pods, name=f"scraped-{name}", title=title, samples=_SAMPLES, budget=seconds
         )
 
-    calm = await restarts("by-none", "hand-over, restart of a container, nobody scrapes")
+    calm = await restarts("by-none", "hand-over, restart of a container, no scrapes")
     began, answered = time.perf_counter(), [0]
     async with _scrapers(node.metrics_port, answered):
         loaded = await restarts("by-a-crowd", f"hand-over, restart of a container, {SCRAPERS} scrapers at once")

@@ -118,7 +118,12 @@ async def command_line(stage: Playground, *, runs: int) -> list[Timing]:
         ("devices", "scrubber devices", ("devices", *socket_flag), {}),
         ("device", "scrubber device 0", ("device", "0", *socket_flag), {}),
         ("history", "scrubber history", ("history", *socket_flag), {}),
-        ("completion", "Tab where a device is wanted", ("device", *socket_flag, ""), {"_SCRUBBER_COMPLETE": "zsh"}),
+        (
+            "completion",
+            "Tab where a device is wanted",
+            ("device", *socket_flag, ""),
+            {"_SCRUBBER_COMPLETE": "complete_zsh"},
+        ),
         ("policy-check", "scrubber policy check FILE", ("policy", "check", str(find_policy("default"))), {}),
         ("doctor", f"scrubber doctor, {len(CHECKS)} looks", doctor, {}),
     )
@@ -128,8 +133,10 @@ async def command_line(stage: Playground, *, runs: int) -> list[Timing]:
         reference: list[float] = []
         for _ in range(runs):
             reference.append(await _run("-c", _GRPC))
-            wanted = verdict if words is doctor else ExitCode.OK
-            measured.append(await _run("-m", "scrubber.cli.main", *words, environment=environment, wanted=wanted))
+            expected_status = verdict if words is doctor else ExitCode.OK
+            measured.append(
+                await _run("-m", "scrubber.cli.main", *words, environment=environment, expected_status=expected_status)
+            )
         timings.append(Timing(f"command.{name}", title, Quantiles.of(measured), Quantiles.of(reference), _GRPC))
     return timings
 
@@ -145,7 +152,9 @@ async def _verdict(stage: Playground, *words: str) -> int:
     raise RuntimeError(f"scrubber doctor gave no report: {ended.stderr}")
 
 
-async def _run(*arguments: str, environment: Mapping[str, str] | None = None, wanted: int = ExitCode.OK) -> float:
+async def _run(
+    *arguments: str, environment: Mapping[str, str] | None = None, expected_status: int = ExitCode.OK
+) -> float:
     """Return the seconds from exec to exit. Raises ``RuntimeError`` when the exit status is not ``wanted``."""
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
@@ -153,7 +162,7 @@ async def _run(*arguments: str, environment: Mapping[str, str] | None = None, wa
     )
     status = await process.wait()
     seconds = time.perf_counter() - began
-    if status != wanted:
+    if status != expected_status:
         raise RuntimeError(f"{' '.join(_shown(arguments))} ended with {status}")
     return seconds
 

@@ -1,6 +1,6 @@
 """Targets compared with the measurements, with causes for missed ones.
 
-A cause is written by a person after profiling. It is printed only while its target is missed.
+Causes are written by hand after profiling. A cause is printed only while its target is missed.
 """
 
 from __future__ import annotations
@@ -12,42 +12,41 @@ from bench.figures import Amount, TargetResult, Timing, growth_exponent
 __all__ = ["CAUSES", "evaluate_targets"]
 
 _FAST_PATH = (
-    "profiled on two cores, medians of 178 restarts with 16 devices and 16 pods, 13.0 ms in all: 2.3 ms are kubelet → plugin "
-    "and back, 1.9 ms plugin → service and back, 3.0 ms the service's reading of the kubelet (its List 1.7 ms), 1.5 ms judging "
-    "and checks (the driver's child 1.0 ms), 3.3 ms the grant (the durable commit 2.2 ms, the signature 0.17 ms, log and "
-    "counting 0.22 ms), the rest tasks and locks. Three gRPC calls, a disk and a child are 6 echoes before anything is "
-    "decided. The tail is the disk's and the processor's: p99 of the commit 13 ms, of List 11 ms. The echo is measured warm, "
-    "right after a hand-over; after the same pause it takes 1.2 times as long"
+    "profiled on two cores, medians of 178 restarts with 16 devices and 16 pods, 13.0 ms in total: 2.3 ms between kubelet and "
+    "plugin, 1.9 ms between plugin and service, 3.0 ms for the service's request to the kubelet (its List 1.7 ms), 1.5 ms for "
+    "the decision and checks (the driver's child 1.0 ms), 3.3 ms for the grant (the durable commit 2.2 ms, the signature "
+    "0.17 ms, log and metrics 0.22 ms), and the rest for tasks and locks. Three gRPC calls, a disk and a child take 6 echoes "
+    "before any decision. The disk and the processor cause the tail: p99 of the commit 13 ms, of List 11 ms. The echo is "
+    "measured warm, right after a hand-over; after the same pause it takes 1.2 times as long"
 )
 
 CAUSES: Mapping[str, str] = {
     "hand-over.same-container": f"{_FAST_PATH}.",
     "hand-over.certificate": (
-        f"as for the restart of a container ({_FAST_PATH}). A first start writes one certificate more and looks for the "
-        "pod's sandbox; and between two of them the kubelet starts processes, so caches are cold on both sides."
+        f"as for the restart of a container ({_FAST_PATH}). A first start writes one more certificate and looks up the "
+        "pod's sandbox; between two first starts the kubelet starts processes, so the caches of both sides are cold."
     ),
     "command.policy-check": (
         "profiled: 175 ms of processor time, 3.1 times that of scrubber version (56 ms), and no waiting. The interpreter and "
-        "Typer take 45 ms, the rules that a policy sets 27 ms, pydantic 60 ms, the shape of a policy's file 25 ms, the parser of "
-        "YAML 8 ms, reading and judging the file and the table of XIDs 8 ms."
+        "Typer take 45 ms, the modules of a policy's rules 27 ms, pydantic 60 ms, the schema of a policy file 25 ms, the YAML "
+        "parser 8 ms, and reading and validating the file and the table of XIDs 8 ms."
     ),
     "command.doctor": (
         "profiled on two cores, 16 devices: 265 ms of processor time, 4.7 times that of scrubber version (56 ms), and 25 ms "
         "of waiting. The interpreter and Typer take 45 ms, the doctor's modules and the event loop 35 ms, gRPC and our "
-        "messages 22 ms, the adapter that asks the kubelet as the service does 82 ms (50 ms of it pydantic, for the kubelet's "
-        "checkpoint), reading and judging the policy's file 36 ms, the ledger's adapter 8 ms, both questions 8 ms, what is "
-        "installed 5 ms, all other looks and the end 24 ms. Waited is for the answers of service and kubelet, and 10 ms for "
-        "the kernel's list of locks. Nearly all of it is the loading of modules, which takes one core, however many there are."
+        "messages 22 ms, the kubelet adapter 82 ms (50 ms of it pydantic, for the kubelet's checkpoint), reading and validating "
+        "the policy file 36 ms, the ledger's adapter 8 ms, both requests 8 ms, the installed packages 5 ms, all other checks "
+        "and the exit 24 ms. It waits for the responses of service and kubelet, and 10 ms for the kernel's list of locks. "
+        "Nearly all of the time is the loading of modules, which uses one core, regardless of the number of cores."
     ),
     "idle.cpu": (
-        "profiled: threads of gRPC's that look around after every question to the kubelet are 0.3 % in both daemons, the "
-        "event loop itself 0.12 %, the question 0.09 %, the looks at who uses the devices 0.09 %, those at the driver and its "
-        "child 0.08 %."
+        "profiled: gRPC threads that poll after every request to the kubelet take 0.3 % in both daemons, the event loop itself "
+        "0.12 %, the request 0.09 %, the checks of the devices' users 0.09 %, and those of the driver and its child 0.08 %."
     ),
 }
 """By the name of the target."""
 
-_NOT_INVESTIGATED = "Not looked into yet."
+_NOT_INVESTIGATED = "Not investigated yet."
 _COMMAND_LIMIT_MS = 250.0
 """Limit of a command from exec to exit, in milliseconds."""
 _SAME, _CERTIFICATE = "hand-over.same-container", "hand-over.certificate"
@@ -67,11 +66,11 @@ def evaluate_targets(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tu
     # All restarts count, in all variants, except those with scrapers, which have a separate target. First starts with
     # other processes are too few for a separate p99.
     for kind, rows, words in ((_SAME, "", "restart of a container"), (_CERTIFICATE, "pods-", "first start of a pod")):
-        asked = [
+        candidates = [
             each for each in timings if each.name.startswith(f"{kind}.{rows}") and not each.name.startswith(_SCRAPED)
         ]
-        tails = [each.ratio_p99 for each in asked if each.ratio_p99 is not None]
-        medians = [each.ratio_p50 for each in asked if each.ratio_p50 is not None]
+        tails = [each.ratio_p99 for each in candidates if each.ratio_p99 is not None]
+        medians = [each.ratio_p50 for each in candidates if each.ratio_p50 is not None]
         if tails and medians:
             # Other load on the machine raises the echo's p99 most, so a good ratio of the p99s alone may be luck.
             message = f"hand-over, {words}: p99 at up to 16 pods, in echoes' p99 (medians: {max(medians):.1f} times)"

@@ -132,7 +132,7 @@ def _link(to: DashboardName) -> build.DashboardLink:
         .type(model.DashboardLinkType.LINK)
         .url(f"/d/{to.uid}")
         .icon("dashboard")
-        .tooltip(f"The {to} board, with what is picked here")
+        .tooltip(f"Open the {to} dashboard with the current selection")
         .include_vars(True)
         .keep_time(True)
     )

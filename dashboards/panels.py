@@ -225,7 +225,7 @@ def event_count_panel(
     """Return a bar graph of occasional events; each query counts the events since the previous point."""
     return time_series_panel(
         title,
-        f"{question} (Each bar counts what came since the one before.)",
+        f"{question} (Each bar counts the events since the previous one.)",
         *queries,
         unit="none",
         decimals=0,

@@ -153,8 +153,8 @@ def quantile(share: float, histogram: str, *matchers: str, by: Sequence[str] = (
         return f"histogram_quantile({share}, {rate(buckets, *matchers, by=grouped)})"
     series = selector(buckets, *matchers)
     # A series that was not scraped before may be old: it is new only if the target was scraped at that time.
-    looked = f"on (job, instance) {selector('up')} offset $__rate_interval == 1"
-    begun = f"{series} unless {series} offset $__rate_interval and {looked}"
+    in_range = f"on (job, instance) {selector('up')} offset $__rate_interval == 1"
+    begun = f"{series} unless {series} offset $__rate_interval and {in_range}"
     moved = f"sum{_grouped(grouped)} ({begun} or increase({series}[$__rate_interval]))"
     return f"histogram_quantile({share}, {moved})"
 

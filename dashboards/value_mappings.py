@@ -16,11 +16,11 @@ from grafana_foundation_sdk.models import dashboard as model
 from dashboards.queries import selector
 
 __all__ = [
+    "ADVERTISEMENT",
     "COMMON_COLOURS",
     "HEALTH",
     "HYGIENE",
     "KIND_COLOURS",
-    "OFFERED",
     "PATH_COLOURS",
     "STATES",
     "STATE_COLOURS",
@@ -102,9 +102,9 @@ STATES: Final[Sequence[State]] = (
 )
 """Hygiene and health combined: out of service takes precedence over hygiene."""
 
-OFFERED: Final[Sequence[State]] = (
-    State(40, "not offered", Colour.QUARANTINED),
-    State(41, "offered", Colour.CLEAN),
+ADVERTISEMENT: Final[Sequence[State]] = (
+    State(40, "not advertised", Colour.QUARANTINED),
+    State(41, "advertised", Colour.CLEAN),
 )
 
 _HYGIENE_COLOURS: Final[Mapping[str, str]] = {

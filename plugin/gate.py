@@ -25,9 +25,10 @@ from scrubber.ports.runtime import Span
 __all__ = ["Gate", "GateTimes"]
 
 WRONG_DEVICES = (
-    "The scrub service takes the ids of these devices for others; it is told again, and the start is tried again."
+    "The scrub service maps the ids of this start to other devices than the plugin. The plugin reports its mapping "
+    "again, and the start is retried."
 )
-SERVICE_AWAY = "The scrub service on this node does not answer; the start is tried again."
+SERVICE_AWAY = "The scrub service on this node does not respond. The start is retried."
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Gate:
         except (InvalidRequest, Quarantined):
             raise
         except (ScrubberError, TimeoutError) as error:
-            message = str(error) or "The scrub service did not answer in time."
+            message = str(error) or "The scrub service did not respond in time."
             self._log.warning("allocation.unreported", resource=resource, devices=sorted(device_ids), message=message)
             span.set_attributes(reported=False)
         else:
@@ -172,15 +173,15 @@ class Gate:
         retold = False
         while True:
             await self._resource_mapping.publish_pending(resource)
-            asked = self._clock()
-            left = ends - asked
+            started_at = self._clock()
+            left = ends - started_at
             # A notification to one run of the service is unknown to the next run.
             unseen = sorted(
                 id_ for (_, id_), note in noted.items() if note.epoch == "" or note.epoch != self._advertised.epoch
             )
             try:
                 if left <= 0:
-                    raise Unavailable("The time for this start is used up.")
+                    raise Unavailable("The deadline of this container start has passed.")
                 answer = await self._service.hand_over(
                     device_ids,
                     wait_seconds=left - min(self._times.margin, left / 10),
@@ -196,7 +197,7 @@ class Gate:
             except Unavailable as error:
                 now = self._clock()
                 # The service was there until this long call failed, so its absence begins now.
-                if gone_since is None or now - asked > self._times.service_away:
+                if gone_since is None or now - started_at > self._times.service_away:
                     gone_since = now
                 absent_until = min(gone_since + self._times.service_away, ends)
                 if now + self._times.retry >= absent_until:

@@ -51,9 +51,9 @@ def create_logger(
         InvalidConfiguration: a format or a level that does not exist.
     """
     if format_ not in FORMATS:
-        raise InvalidConfiguration(f"{format_!r} is no log format: write one of {', '.join(FORMATS)}.")
+        raise InvalidConfiguration(f"Unknown log format {format_!r}. Use one of: {', '.join(FORMATS)}.")
     if level not in LEVELS:
-        raise InvalidConfiguration(f"{level!r} is no log level: write one of {', '.join(LEVELS)}.")
+        raise InvalidConfiguration(f"Unknown log level {level!r}. Use one of: {', '.join(LEVELS)}.")
     make = configure_logging if libraries else make_logger
     out = sys.stderr if stream is None else stream
     return make(cast(LogFormatName, format_), level, out, component=COMPONENT, lost_lines=losses)

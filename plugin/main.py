@@ -261,7 +261,7 @@ async def _register(
                 lambda: bool(resources.lists.keys() - registered) or _cannot_advertise(resources, insist)
             )
             if _cannot_advertise(resources, insist):
-                raise InvalidConfiguration(f"{resources.error} (--no-fail-on-init-error waits for that.)")
+                raise InvalidConfiguration(f"{resources.error} With --no-fail-on-init-error, the plugin waits instead.")
             for resource in sorted(resources.lists.keys() - registered):
                 advertised = resources.lists[resource]
                 tasks.create_task(registrar(resource, advertised).run(), name=f"registration of {resource}")
@@ -279,7 +279,7 @@ def _remove_ready_file(path: Path) -> None:
         path.unlink()
     except OSError as error:
         raise InvalidConfiguration(
-            f"--ready-file {path} cannot be made: {error.strerror}. Name a file in a directory that this process may write to."
+            f"--ready-file {path} cannot be created: {error.strerror}. Use a directory that the plugin can write to."
         ) from error
 
 
@@ -308,12 +308,12 @@ def _upstream_proxy(
         return None
     if settings.resource_name:
         raise InvalidConfiguration(
-            "--resource-name says nothing beside --upstream-dir: the vendor's plugin has the name."
+            "--resource-name cannot be combined with --upstream-dir: the vendor's plugin names the resource."
         )
     if settings.nvidia.sharing.shares:
         raise InvalidConfiguration(
-            "sharing in --config-file says nothing beside --upstream-dir: the vendor's plugin makes the shares. "
-            "Write it in the vendor's configuration."
+            "sharing in --config-file cannot be combined with --upstream-dir: the vendor's plugin creates the shares. "
+            "Configure it for the vendor's plugin."
         )
     from plugin.upstream.proxy import UpstreamProxy, UpstreamProxyTimes
 
@@ -483,7 +483,7 @@ def _registration_mode(name: str) -> RegistrationMode:
         return RegistrationMode(name)
     except ValueError:
         known = ", ".join(RegistrationMode)
-        raise InvalidConfiguration(f"{name!r} is no way to register: write one of {known}.") from None
+        raise InvalidConfiguration(f"Unknown way to register {name!r}. Use one of: {known}.") from None
 
 
 def _stop_signals() -> asyncio.Event:

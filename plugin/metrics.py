@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import grpc
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from plugin.kubelet.devices import AdvertisedDevices
-from plugin.kubelet.registration import RegistrationEnd, RegistrationMode
 from scrubber import __version__
 from scrubber.domain.codes import ErrorCode
+from scrubber.observability.metrics.create import create_counter, create_family, create_gauge, create_histogram
+from scrubber.observability.registry import plugin_metrics as declared
 
 __all__ = ["MAX_RESOURCES", "PluginMetrics"]
 
@@ -29,20 +30,12 @@ OTHER: Final = "other"
 MAX_RESOURCES: Final = 64
 """Limit of resources shown by name during the life of a plugin; vendors' plugins choose their names."""
 
-_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 25, 30, 60, 120, 300)
-"""Seconds; a container start may take 25."""
-
-_MODES = frozenset({RegistrationMode.WATCHER.value, RegistrationMode.CLASSIC.value})
-_OUTCOMES = frozenset({"ok", "refused", "failed"})
-_ENDS = frozenset(over.label for over in RegistrationEnd)
-_METHODS = frozenset(
-    {
-        *("GetDevicePluginOptions", "GetPreferredAllocation", "Allocate", "PreStartContainer"),
-        *("GetInfo", "NotifyRegistrationStatus"),
-    }
-)
+_MODES = frozenset(declared.REGISTRATIONS.label_values("mode"))
+_OUTCOMES = frozenset(declared.REGISTRATIONS.label_values("outcome"))
+_ENDS = frozenset(declared.REGISTRATION_ENDS.label_values("reason"))
+_METHODS = frozenset(declared.RPC_DURATION.label_values("method"))
 _STATUSES = frozenset(each.name for each in grpc.StatusCode)
-_WRITES = frozenset({"event", "condition", "label", "eviction"})
+_WRITES = frozenset(declared.CLUSTER_WRITES.label_values("kind"))
 _REFUSALS: frozenset[str] = frozenset(ErrorCode)
 
 
@@ -58,79 +51,25 @@ class PluginMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, lists: Callable[[], Mapping[str, AdvertisedDevices]]) -> None:
-        Gauge(
-            "scrubber_plugin_build_info",
-            "1, labelled with the versions of the plugin and Python.",
-            ("version", "python"),
-            registry=registry,
-        ).labels(__version__, platform.python_version()).set(1)
-        self._service_up = Gauge(
-            "scrubber_plugin_service_up", "1 while the scrub service is connected.", registry=registry
-        )
-        self._outages = Counter(
-            "scrubber_plugin_service_outages",
-            "Times that the plugin lost its connection to the scrub service.",
-            registry=registry,
-        )
-        self._lost_lines = Counter(
-            "scrubber_plugin_log_lines_lost", "Log lines that could not be written.", registry=registry
-        )
-        self._registrations = Counter(
-            "scrubber_plugin_registrations",
-            "Attempts to register with the kubelet: ok once its stream is open, refused by it, or failed.",
-            ("resource", "mode", "outcome"),
-            registry=registry,
-        )
-        self._registered = Gauge(
-            "scrubber_plugin_registered",
-            "1 while the resource is registered with the kubelet.",
-            ("resource",),
-            registry=registry,
-        )
-        self._ends = Counter(
-            "scrubber_plugin_registration_ends",
-            "Ended registrations and registration attempts, by reason.",
-            ("resource", "reason"),
-            registry=registry,
-        )
-        self._streams = Gauge(
-            "scrubber_plugin_listandwatch_streams",
-            "Open ListAndWatch streams.",
-            ("resource",),
-            registry=registry,
-        )
-        self._lists = Counter(
-            "scrubber_plugin_listandwatch_updates",
-            "Device lists sent to the kubelet on ListAndWatch.",
-            ("resource",),
-            registry=registry,
-        )
-        self._calls = Histogram(
-            "scrubber_plugin_rpc_duration_seconds",
-            "Duration of the kubelet's calls, by gRPC status.",
-            ("method", "code"),
-            buckets=_BUCKETS,
-            registry=registry,
-        )
-        self._refusals = Counter(
-            "scrubber_plugin_handover_refusals",
-            "Refused container starts, by the service's code; unavailable: the service did not answer.",
-            ("code",),
-            registry=registry,
-        )
-        self._writes = Counter(
-            "scrubber_plugin_cluster_writes",
-            "Writes to the API server, by kind of object and outcome.",
-            ("kind", "outcome"),
-            registry=registry,
-        )
+        create_gauge(declared.BUILD_INFO, registry).labels(__version__, platform.python_version()).set(1)
+        self._service_up = create_gauge(declared.SERVICE_UP, registry)
+        self._outages = create_counter(declared.SERVICE_OUTAGES, registry)
+        self._lost_lines = create_counter(declared.LOG_LINES_LOST, registry)
+        self._registrations = create_counter(declared.REGISTRATIONS, registry)
+        self._registered = create_gauge(declared.REGISTERED, registry)
+        self._ends = create_counter(declared.REGISTRATION_ENDS, registry)
+        self._streams = create_gauge(declared.LISTANDWATCH_STREAMS, registry)
+        self._lists = create_counter(declared.LISTANDWATCH_UPDATES, registry)
+        self._calls = create_histogram(declared.RPC_DURATION, registry)
+        self._refusals = create_counter(declared.HANDOVER_REFUSALS, registry)
+        self._writes = create_counter(declared.CLUSTER_WRITES, registry)
         self._resources: set[str] = set()
         self._up = False
         registry.register(_Devices(lists, self._scraped_label))
         for code in sorted(_REFUSALS | {OTHER}):
             self._refusals.labels(code)
         for what in sorted(_WRITES):
-            for outcome in ("ok", "failed"):
+            for outcome in declared.CLUSTER_WRITES.label_values("outcome"):
                 self._writes.labels(what, outcome)
 
     def on_service_status(self, up: bool) -> None:
@@ -194,10 +133,10 @@ class _Devices(Collector):
         self._shown = shown
 
     def describe(self) -> Iterator[Metric]:
-        yield self._family()
+        yield create_family(declared.DEVICES)
 
     def collect(self) -> Iterator[Metric]:
-        family = self._family()
+        family = create_family(declared.DEVICES)
         counts: Counts[tuple[str, str]] = Counts()
         for resource, advertised in dict(self._lists()).items():  # the copy is atomic; the plugin keeps running
             shown, health = self._shown(resource), advertised.health
@@ -206,10 +145,3 @@ class _Devices(Collector):
         for labels, number in counts.items():
             family.add_metric(labels, number)
         yield family
-
-    def _family(self) -> GaugeMetricFamily:
-        return GaugeMetricFamily(
-            "scrubber_plugin_devices",
-            "Ids of devices and shares advertised to the kubelet, by health.",
-            labels=("resource", "health"),
-        )

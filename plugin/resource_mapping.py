@@ -91,7 +91,7 @@ class ResourceMapping:
             async with asyncio.timeout(self._timeout):
                 await self._service.announce(resource, meanings, timeout=self._timeout)
         except (ScrubberError, TimeoutError) as error:
-            message = str(error) or "It did not answer in time."
+            message = str(error) or "The scrub service did not respond in time."
             if self._last_errors.get(resource) != message:
                 if isinstance(error, InvalidRequest):
                     self._log.error("resource-mapping.refused", resource=resource, message=message)

@@ -55,16 +55,16 @@ _KINDS = frozenset(AccessKind)
 
 
 ENVVAR_REFUSED = (
-    "Device {id} is not handed out: the policy refuses devices that are announced by an environment variable, which any "
-    "pod can set. Start the plugin with another --device-list-strategy."
+    "Device {id} is withheld: the policy forbids passing devices in an environment variable, because any pod can set it. "
+    "Start the plugin with another --device-list-strategy."
 )
 
 
 SERVICE_AWAY_TOO_LONG = (
-    "No scrub service that is ready was there for {grace:g} s: the device is withheld until one says that it may be "
-    "given out."
+    "No ready scrub service was connected for {grace:g} s: the device is withheld until the service reports that it may "
+    "be used."
 )
-NO_SERVICE_YET = "No scrub service that is ready has said anything of the device yet."
+NO_SERVICE_YET = "No ready scrub service has reported this device yet."
 
 
 def advertised_devices(snapshot: pb.Snapshot, *, uses_envvar: bool = False) -> tuple[AdvertisedDevice, ...]:
@@ -78,20 +78,21 @@ def advertised_devices(snapshot: pb.Snapshot, *, uses_envvar: bool = False) -> t
 
 
 def _advertised(device: pb.SnapshotDevice, envvar_refused: bool) -> AdvertisedDevice:
-    known, strange = _access_of(device), sorted({access.kind for access in device.access} - _KINDS)
+    known, unknown_kinds = _access_of(device), sorted({access.kind for access in device.access} - _KINDS)
     forgeable = envvar_refused and has_nvidia_node(known)
-    offered = device.advertised and not strange and not forgeable
+    offered = device.advertised and not unknown_kinds and not forgeable
     refusal = device.refusal
     if forgeable:
         refusal = refusal or ENVVAR_REFUSED.format(id=device.id)
-    if strange:
+    if unknown_kinds:
         refusal = (
-            f"Device {device.id} is reached by {strange[0]!r}, which this plugin does not know: update the plugin."
+            f"Device {device.id} needs access of kind {unknown_kinds[0]!r}, which this plugin does not support: "
+            "update the plugin."
         )
     return AdvertisedDevice(
         id=device.id,
         index=device.index,
-        verdict=ServiceVerdict.OFFERED if offered else ServiceVerdict.WITHHELD,
+        verdict=ServiceVerdict.ADVERTISED if offered else ServiceVerdict.WITHHELD,
         certified=device.certified,
         scrubbing=device.scrubbing,
         numa_node=device.numa_node if device.HasField("numa_node") else None,
@@ -213,7 +214,7 @@ class ServiceWatch:
                     continue
                 snapshot = coming.result()
                 if snapshot is None:
-                    raise Unavailable("The scrub service ended its stream of snapshots.")
+                    raise Unavailable("The scrub service closed its stream of snapshots.")
                 await self._apply_snapshot(snapshot)
                 coming = asyncio.ensure_future(anext(stream, None))
         finally:
@@ -237,7 +238,7 @@ class ServiceWatch:
         if forgeable and not self._forgeable:
             self._log.error(
                 "policy.envvar-refused",
-                message="The policy refuses devices that are announced by an environment variable: no GPU is handed out.",
+                message="The policy forbids passing devices in an environment variable: all GPUs are withheld.",
                 remedy="start the plugin with --device-list-strategy volume-mounts, cdi-annotations or cdi-cri",
             )
         self._forgeable = forgeable
@@ -260,10 +261,10 @@ class ServiceWatch:
             self._log.info("device.healthy", device=device.id, verdict=device.verdict.value, message=None)
             return
         verdict, message = device.verdict, device.refusal
-        if verdict is ServiceVerdict.OFFERED:
+        if verdict is ServiceVerdict.ADVERTISED:
             # The last verdict stays valid only for the grace period; after that the plugin itself withholds the device.
             verdict, message = ServiceVerdict.WITHHELD, SERVICE_AWAY_TOO_LONG.format(grace=self._times.grace)
-        elif verdict is ServiceVerdict.NONE:
+        elif verdict is ServiceVerdict.UNKNOWN:
             message = NO_SERVICE_YET
         self._log.warning("device.unhealthy", device=device.id, verdict=verdict.value, message=message)
 
@@ -275,7 +276,7 @@ class ServiceWatch:
             if self._availability.is_expired(now) and not self._grace_expired:
                 self._grace_expired = True
                 self._log.error(
-                    "service.grace-period-expired", message="No device is offered until the scrub service is back."
+                    "service.grace-period-expired", message="All devices are unhealthy until the scrub service is back."
                 )
                 await self._advertise()
                 self._on_snapshot(None)

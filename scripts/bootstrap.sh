@@ -32,7 +32,7 @@ install_debian() {
     export DEBIAN_FRONTEND=noninteractive
     apt-get install -y -qq --no-install-recommends "$@" >&2 ||
         { apt-get update -qq >&2 && apt-get install -y -qq --no-install-recommends "$@" >&2; } ||
-        refuse "apt-get could not install $*; install it by hand and run this again"
+        refuse "apt-get could not install $*; install it manually and run this script again"
 }
 
 if [ -n "${PYTHON:-}" ]; then
@@ -40,7 +40,7 @@ if [ -n "${PYTHON:-}" ]; then
 else
     known=(python3 python3.13 python3.12 python3.11)
     python=$(find_python "${known[@]}") || { install_debian python3 python3-venv; python=$(find_python "${known[@]}"); } ||
-        refuse "no Python 3.11 or newer found; name one with PYTHON=/path/to/python3"
+        refuse "no Python 3.11 or newer was found; set PYTHON=/path/to/python3"
 fi
 
 # Debian ships the interpreter without ensurepip; `python3 -m venv` then leaves an incomplete directory behind.
@@ -51,7 +51,7 @@ if ! command -v gcc >/dev/null; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
         install_debian gcc libc6-dev
     else
-        echo "bootstrap: gcc is missing, and make test needs it; as root: apt-get install gcc libc6-dev" >&2
+        echo "bootstrap: gcc is missing, but make test needs it; as root: apt-get install gcc libc6-dev" >&2
     fi
 fi
 
@@ -66,7 +66,7 @@ fi
 
 # A directory that was copied from elsewhere, or whose interpreter was removed, is created again instead of repaired.
 if [ -e "$venv" ] && ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    [ -e "$venv/pyvenv.cfg" ] || refuse "$venv is in the way and is not a virtual environment; move it"
+    [ -e "$venv/pyvenv.cfg" ] || refuse "$venv exists and is not a virtual environment; move it"
     rm -rf "$venv"
 fi
 [ -e "$venv" ] || "$python" -m venv "$venv"

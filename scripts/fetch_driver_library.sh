@@ -14,7 +14,7 @@ mkdir -p "$1"
 root=$(cd "$1" && pwd)
 
 for tool in apt-get dpkg dpkg-deb; do
-    command -v "$tool" >/dev/null || refuse "$tool is missing; the library comes from Debian's archive, so this needs a Debian"
+    command -v "$tool" >/dev/null || refuse "$tool is missing; the library comes from Debian's archive, so this needs Debian"
 done
 architecture=$(dpkg --print-architecture)
 triplet=$(uname -m)-linux-gnu
@@ -22,7 +22,7 @@ library=$root/usr/lib/$triplet/libnvidia-ml.so.1
 [ -e "$library" ] && exit 0
 
 codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
-[ -n "$codename" ] || refuse "/etc/os-release names no release of Debian"
+[ -n "$codename" ] || refuse "/etc/os-release contains no Debian release"
 
 # Both formats of apt's sources. The main archive has the plain code name among its suites; security and updates are
 # other archives or other suites, and contain no driver.
@@ -68,14 +68,14 @@ while read -r archive; do
     if fetch_from "$archive"; then fetched=yes; break; fi
 done < <(find_archive | sort -u)
 if [ -z "$fetched" ]; then
-    [ -s "$work/log" ] || refuse "this machine's apt knows no archive of Debian $codename; see /etc/apt/sources.list"
+    [ -s "$work/log" ] || refuse "apt on this machine has no archive of Debian $codename; see /etc/apt/sources.list"
     tail -n 3 "$work/log" >&2
-    refuse "libnvidia-ml1 could not be had from the archive of Debian $codename that this machine's apt is set up with"
+    refuse "libnvidia-ml1 could not be downloaded from the archive of Debian $codename that apt on this machine uses"
 fi
 
 dpkg-deb --extract "$work"/download/libnvidia-ml1_*.deb "$work/unpacked"
 real=$(find "$work/unpacked" -name 'libnvidia-ml.so.*.*' -type f | head -n 1)
-[ -n "$real" ] || refuse "libnvidia-ml1 of Debian $codename holds no library"
+[ -n "$real" ] || refuse "libnvidia-ml1 of Debian $codename contains no library"
 
 # Last, and atomically: an existing library is complete.
 mkdir -p "$(dirname "$library")"

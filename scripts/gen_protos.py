@@ -44,7 +44,7 @@ def generate(out: Path, root: Path = ROOT) -> list[Path]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Regenerate in place, or below ``--out``, and print the files written."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=ROOT, help="directory to write below (default: the tree itself)")
+    parser.add_argument("--out", type=Path, default=ROOT, help="output directory (default: the tree itself)")
     out: Path = parser.parse_args(argv).out
     for path in generate(out):
         print(path)

@@ -54,7 +54,7 @@ def _check(source: Path, text: str) -> None:
     version = re.search(r"^\.version (\d+)\.(\d+)$", text, re.MULTILINE)
     target = re.search(r"^\.target (\S+)$", text, re.MULTILINE)
     if version is None or (int(version[1]), int(version[2])) > NEWEST_VERSION:
-        raise KernelError(f"{source.name}: {version and version[0]} is newer than drivers of CUDA 12 load.")
+        raise KernelError(f"{source.name}: {version and version[0]} is too new for drivers of CUDA 12.")
     if target is None or target[1] != TARGET:
         raise KernelError(f"{source.name}: {target and target[0]} instead of .target {TARGET}.")
 
@@ -79,8 +79,8 @@ def _compile(source: Path) -> bytes:
 
     def must(status: int, *, log: ctypes.c_void_p | None = None) -> None:
         if status != 0:
-            said = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, log).decode() if log else ""
-            raise KernelError(f"{source.name}: {nvrtc.nvrtcGetErrorString(status).decode()}\n{said}".rstrip())
+            log_text = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, log).decode() if log else ""
+            raise KernelError(f"{source.name}: {nvrtc.nvrtcGetErrorString(status).decode()}\n{log_text}".rstrip())
 
     program = ctypes.c_void_p()
     must(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None))
@@ -104,8 +104,8 @@ def _text(size_of: ctypes._NamedFuncPointer, get: ctypes._NamedFuncPointer, prog
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the PTX text of each source, or report with ``--check`` which is outdated; return 1 if any is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
-    parser.add_argument("source", type=Path, nargs="*", help="a .cu file (default: all of the tree)")
+    parser.add_argument("--check", action="store_true", help="compare only; write nothing")
+    parser.add_argument("source", type=Path, nargs="*", help="a .cu file (default: all in the tree)")
     arguments = parser.parse_args(argv)
     stale = False
     for source in arguments.source or [ROOT / path for path in SOURCES]:
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         stale = True
         if arguments.check:
-            print(f"{shipped} is not what {source.name} compiles to: make kernels", file=sys.stderr)
+            print(f"{shipped} does not match {source.name}; run make kernels", file=sys.stderr)
         else:
             shipped.write_bytes(text)
             print(shipped)

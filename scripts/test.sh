@@ -12,7 +12,7 @@ if [[ ${2:-all} == fast ]]; then
   parts=(
     'tests/engine tests/domain tests/config tests/doctor'
     'tests/plugin tests/cluster tests/daemon'
-    'tests/api tests/emulator tests/observability tests/project tests/world'
+    'tests/api tests/emulator tests/observability tests/project tests/simulation'
   )
 else
   parts=(

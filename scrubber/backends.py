@@ -61,8 +61,8 @@ class Backend:
 def _check_simulated(settings: ServiceSettings) -> None:
     if settings.sim_dir is None:
         raise InvalidConfiguration(
-            "The sim backend needs the directory of a simulated node: give it with --sim-dir DIR "
-            "(scrubber sim create --dir DIR makes one)."
+            "The sim backend needs the directory of a simulated node: pass it with --sim-dir DIR (scrubber "
+            "sim create --dir DIR creates one)."
         )
 
 
@@ -82,8 +82,8 @@ def _nvidia_signals() -> SignalTable:
 def _check_nvidia(settings: ServiceSettings) -> None:
     if not settings.nvidia_driver_root.is_dir():
         raise InvalidConfiguration(
-            f"--nvidia-driver-root {settings.nvidia_driver_root} is not there; give the directory below which the driver's "
-            "libraries lie, such as / or /run/nvidia/driver."
+            f"--nvidia-driver-root {settings.nvidia_driver_root} does not exist; pass the directory that "
+            "contains the driver's libraries, such as / or /run/nvidia/driver."
         )
 
 

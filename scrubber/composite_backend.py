@@ -108,7 +108,7 @@ class _Member:
         except ScrubberError:
             raise
         except Exception as error:
-            raise Unreadable(f"The backend {self.name} is broken: {error!r}.") from error
+            raise Unreadable(f"The backend {self.name} raised an unexpected error: {error!r}.") from error
 
 
 class _CompositePorts:
@@ -122,7 +122,7 @@ class _CompositePorts:
     def _member_of(self, device: Device) -> _Member:
         member = self._by_device.get(device.id)
         if member is None:
-            raise Unreadable(f"No backend of this service has device {device.id}.")
+            raise Unreadable(f"No backend of this service manages device {device.id}.")
         return member
 
     # --- inventory
@@ -192,7 +192,7 @@ class _CompositePorts:
     async def _merge_signals(
         self, streams: Sequence[tuple[_Member, AsyncIterator[Signal] | None]]
     ) -> AsyncIterator[Signal]:
-        heard: asyncio.Queue[Signal] = asyncio.Queue(
+        queue: asyncio.Queue[Signal] = asyncio.Queue(
             1
         )  # while the reader is slow, each backend merges its unread signals
 
@@ -201,7 +201,7 @@ class _CompositePorts:
                 if stream is not None:
                     with suppress(Exception):  # its devices are checked anyway, only later
                         async for signal in stream:
-                            await heard.put(signal)
+                            await queue.put(signal)
                 await asyncio.sleep(_RELISTEN_DELAY)
                 stream = member.signals()
 
@@ -209,13 +209,13 @@ class _CompositePorts:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                await heard.put(Signal(None, "changed"))
+                await queue.put(Signal(None, "changed"))
 
         listening = [asyncio.create_task(listen(*each), name=f"signals of {each[0].name}") for each in streams]
         listening.append(asyncio.create_task(follow_inventory(), name="inventories"))
         try:
             while True:
-                yield await heard.get()
+                yield await queue.get()
         finally:
             for task in listening:
                 task.cancel()

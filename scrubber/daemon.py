@@ -49,7 +49,9 @@ from scrubber.domain.resource_mapping import MappedDevice
 from scrubber.domain.usage import MAX_UNDETECTED_SECONDS
 from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.loops.pods import follow_signals, watch_health, watch_inventory, watch_pods
+from scrubber.engine.loops.health import follow_signals, watch_health
+from scrubber.engine.loops.inventory import watch_inventory
+from scrubber.engine.loops.pods import watch_pods
 from scrubber.engine.loops.policy import follow_policy
 from scrubber.engine.loops.reconcile import add_device, reconcile
 from scrubber.engine.loops.recovery import run_recovery_loops
@@ -190,7 +192,7 @@ async def _serve(
             assignments=assignments,
             containers=containers,
             ledger=ledger,
-            trail=ledger,
+            audit_log=ledger,
             certificates=ledger,
             signer=key,
             journal=journal,
@@ -257,7 +259,7 @@ async def _serve(
         beside = {
             "policy": follow_policy(node, provider=policies, reload_requested=reload, dependencies=dependencies),
             "audit head": log_head(ledger, clock, log),
-            "audit trail": verify_periodically(
+            "audit log": verify_periodically(
                 ledger,
                 journal,
                 clock,
@@ -294,10 +296,10 @@ async def _run_tasks(
         group.create_task(watch_pods(node, dependencies=dependencies, interval=interval), name="pods")
         group.create_task(watching, name="inventory")
         between_looks = min(max(interval, _MIN_USE_CHECK_INTERVAL), MAX_UNDETECTED_SECONDS)
-        looking = watch_use(
+        use_watch = watch_use(
             node, dependencies=dependencies, interval=between_looks, random_fraction=SystemRandom().random
         )
-        group.create_task(looking, name="use")
+        group.create_task(use_watch, name="use")
         group.create_task(run_recovery_loops(node, dependencies=dependencies), name="tending")
         group.create_task(_watch_driver(backend, dependencies, log), name="driver")
         group.create_task(watch_breaker(node.devices.breaker, dependencies=dependencies), name="breaker")
@@ -320,17 +322,17 @@ def _status_reader(
 
     def devices() -> tuple[DeviceStatus, ...]:
         nonlocal last
-        view, told = node.view(), last
-        if told is None or told[0] is not view:
-            told = (
+        view, statuses = node.view(), last
+        if statuses is None or statuses[0] is not view:
+            statuses = (
                 view,
                 tuple(
                     DeviceStatus(each.device, each.record, each.advertised, each.policy.enforcement)
                     for each in view.devices
                 ),
             )
-            last = told
-        return told[1]
+            last = statuses
+        return statuses[1]
 
     def facts() -> ServiceStatus:
         slots, force = node.devices.eraser_pool, policy()
@@ -383,38 +385,38 @@ async def _watch_driver(
         Unavailable: no proof made under the previous driver is valid under this one. The supervisor restarts the
             service, which has no proofs then and scrubs everything.
     """
-    told: dict[str, str] = {}
+    logged: dict[str, str] = {}
     driver = dependencies.identity.driver
     while True:
         withheld = dict(backend.not_advertised())
         for device, reason in withheld.items():
-            if told.get(device) != reason:
+            if logged.get(device) != reason:
                 log.warning("device.not-advertised", device=device, message=reason)
-        told = withheld
+        logged = withheld
         try:
             now = (await backend.inventory.identity()).driver
         except Unavailable:
             now = driver  # the devices' own state shows it
         if now != driver:
             raise Unavailable(
-                f"The driver was changed from {driver} to {now} while the service ran; it has to start anew."
+                f"The driver changed from {driver} to {now} while the service was running; the service must restart."
             )
         await dependencies.clock.sleep(_DRIVER_CHECK_INTERVAL)
 
 
 async def _log_kubelet_trust(node: Node, clock: Clock, log: structlog.typing.FilteringBoundLogger) -> None:
     """Log why the kubelet's lists are not trusted while they are not: starts wait, and an operator can act."""
-    told = (Trust.TRUSTED, "")
+    logged = (Trust.TRUSTED, "")
     while True:
         reading = node.pods.reading
         without = " ".join(reading.caveats)
         # The message about a recently started kubelet counts seconds: compare without it, so that it is logged once.
         now = (reading.trust, reading.untrusted_reason if reading.trust is Trust.UNREADABLE else without)
-        if now != told and now == (Trust.TRUSTED, ""):
+        if now != logged and now == (Trust.TRUSTED, ""):
             log.info("kubelet.trusted")
-        elif now != told:
+        elif now != logged:
             log.warning("kubelet.untrusted", trust=reading.trust.value, message=reading.untrusted_reason or without)
-        told = now
+        logged = now
         await clock.sleep(_KUBELET_CHECK_INTERVAL)
 
 
@@ -438,7 +440,8 @@ def _adjust_policy(policy: Policy, settings: ServiceSettings, log: structlog.typ
         return policy
     log.warning(
         "policy.xids-disabled",
-        message="DP_DISABLE_HEALTHCHECKS makes XIDs count for nothing; the policy's xids: ignore says the same on record.",
+        message="DP_DISABLE_HEALTHCHECKS makes the service ignore XIDs; prefer xids: ignore in the policy file, where "
+        "the choice is on record.",
     )
     return with_digest(settings.disabled_healthchecks.apply_to(policy))
 
@@ -470,7 +473,7 @@ def _make_containers(settings: ServiceSettings) -> CgroupContainers | MarkerCont
         return MarkerContainers()
     root = settings.cgroup_root or discover_root()
     if root is None:
-        raise InvalidConfiguration("No cgroup hierarchy was found; give its directory with --cgroup-root.")
+        raise InvalidConfiguration("No cgroup hierarchy was found; pass its directory with --cgroup-root.")
     return CgroupContainers(root)
 
 
@@ -492,7 +495,7 @@ async def _wait_for_driver(
             return await backend.inventory.identity(), await backend.inventory.devices()
         except Unavailable as away:
             raise InvalidConfiguration(
-                f"{away} (With --no-fail-on-init-error the service waits for the driver instead of ending.)"
+                f"{away} (With --no-fail-on-init-error the service waits for the driver instead of exiting.)"
             ) from away
 
     def waiting(state: tenacity.RetryCallState) -> None:
@@ -510,7 +513,7 @@ async def _wait_for_driver(
     async for attempt in ask:
         with attempt:
             return await backend.inventory.identity(), await backend.inventory.devices()
-    raise AssertionError("asked until it answers")
+    raise AssertionError("the retry loop ends only with an answer")
 
 
 def _open_tracer(

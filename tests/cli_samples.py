@@ -65,8 +65,8 @@ DEVICE = pb.Device(
     break_glass=pb.BreakGlass(expires_at=AT + 1800, reason="a deadline", actor="uid:1000"),
     failed_recoveries=2,
     recovery_blocker="Its reset waits for device 4, which is in use.",
-    unauthorized_users=["PID 4711 (python) of no pod uses it without a grant."],
-    uninspected_processes=["PID 4712 (crowd) of pod 77aa could not be looked through in 4 walks."],
+    unauthorized_users=["PID 4711 (python) outside all pods uses the device without a grant."],
+    uninspected_processes=["PID 4712 (crowd) of pod 77aa could not be fully inspected in 4 walks."],
     open_grants=[
         pb.OpenGrant(
             sequence=4,

@@ -2,7 +2,7 @@
 
 - Hypothesis applies no deadline, because load on a shared machine would fail the test, and uses the same examples in
   every run, so that a new failure is caused by a change.
-- Compiled bytecode is written whatever the environment specifies: otherwise each of the thousands of daemons and
+- Compiled bytecode is written independent of the environment: otherwise each of the thousands of daemons and
   children that the tests start would compile all that it imports.
 - SIGINT always interrupts: a shell without job control starts background commands with SIGINT ignored, and their
   children inherit that.

@@ -27,7 +27,9 @@ def documents(directory: Path = BASE) -> list[dict[str, Any]]:
 def patch_all(found: list[dict[str, Any]], directory: Path) -> None:
     """Apply the patches of ``directory``, a base or a component, to these objects."""
     for patch in yaml_of(directory).get("patches", []):
-        (target,) = [each for each in found if all(said_of(each, key) == wish for key, wish in patch["target"].items())]
+        (target,) = [
+            each for each in found if all(value_of(each, key) == wish for key, wish in patch["target"].items())
+        ]
         for step in yaml.safe_load(patch["patch"]):
             apply(target, **step)
 
@@ -52,7 +54,7 @@ def apply(target: Any, op: str, path: str, value: Any) -> None:
         target[int(last)] = value
 
 
-def said_of(document: dict[str, Any], key: str) -> Any:
+def value_of(document: dict[str, Any], key: str) -> Any:
     return document["metadata"]["name"] if key == "name" else document[key]
 
 
@@ -67,7 +69,7 @@ class Workload(NamedTuple):
 
 
 def workload(name: str, directory: Path = BASE) -> Workload:
-    (whole,) = [each for each in documents(directory) if (each["kind"], said_of(each, "name")) == ("DaemonSet", name)]
+    (whole,) = [each for each in documents(directory) if (each["kind"], value_of(each, "name")) == ("DaemonSet", name)]
     pod = whole["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     return Workload(pod, container, whole)

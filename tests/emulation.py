@@ -118,7 +118,7 @@ class TinyPlugin(rpc.DevicePluginServicer):
     async def Allocate(self, request: api.AllocateRequest, context: Context) -> api.AllocateResponse:
         self.allocate_requests.append(request)
         self.seconds_left["Allocate"] = context.time_remaining()
-        await self._ask(self.on_allocate, list(request.container_requests[0].devices_ids), context)
+        await self._call_hook(self.on_allocate, list(request.container_requests[0].devices_ids), context)
         second = api.ContainerAllocateResponse(envs={"SECOND_RESPONSE": "read"})
         return api.AllocateResponse(container_responses=[self.answer, second])
 
@@ -127,10 +127,10 @@ class TinyPlugin(rpc.DevicePluginServicer):
     ) -> api.PreStartContainerResponse:
         self.pre_starts.append(list(request.devices_ids))
         self.seconds_left["PreStartContainer"] = context.time_remaining()
-        await self._ask(self.on_pre_start, list(request.devices_ids), context)
+        await self._call_hook(self.on_pre_start, list(request.devices_ids), context)
         return api.PreStartContainerResponse()
 
-    async def _ask(self, hook: Hook, devices: list[str], context: Context) -> None:
+    async def _call_hook(self, hook: Hook, devices: list[str], context: Context) -> None:
         try:
             await hook(devices)
         except Refusal as refusal:

@@ -19,8 +19,8 @@ def nodes(*names: str) -> tuple[Access, ...]:
 
 def gpu(number: int, **facts: Any) -> AdvertisedDevice:
     """Return GPU ``number`` of a node, by default offered and healthy."""
-    facts.setdefault("verdict", ServiceVerdict.OFFERED)
-    facts.setdefault("healthy", facts["verdict"] is ServiceVerdict.OFFERED)
+    facts.setdefault("verdict", ServiceVerdict.ADVERTISED)
+    facts.setdefault("healthy", facts["verdict"] is ServiceVerdict.ADVERTISED)
     return AdvertisedDevice(
         id=f"GPU-{number:08x}", index=str(number), access=nodes(f"nvidia{number}", *CONTROL), **facts
     )
@@ -28,8 +28,8 @@ def gpu(number: int, **facts: Any) -> AdvertisedDevice:
 
 def instance(number: int, part: int, profile: str = "1g.10gb", **facts: Any) -> AdvertisedDevice:
     """Instance ``part`` of GPU ``number``."""
-    facts.setdefault("verdict", ServiceVerdict.OFFERED)
-    facts.setdefault("healthy", facts["verdict"] is ServiceVerdict.OFFERED)
+    facts.setdefault("verdict", ServiceVerdict.ADVERTISED)
+    facts.setdefault("healthy", facts["verdict"] is ServiceVerdict.ADVERTISED)
     caps = (f"nvidia-caps/nvidia-cap{10 * part + 1}", f"nvidia-caps/nvidia-cap{10 * part + 2}")
     return AdvertisedDevice(
         id=f"MIG-{number:04x}{part:04x}",

@@ -79,7 +79,7 @@ def shown(
 
 
 def finding(step: Step, code: str, severity: Severity = Severity.FAULT) -> Finding:
-    return Finding(step, code, severity, "A sentence.")
+    return Finding(step, code, severity, "A message.")
 
 
 def memory(seconds: float = 1.0, **measured: Value) -> StepResult:

@@ -22,7 +22,7 @@ from scrubber.api import scrubber_pb2_grpc
 from scrubber.api.status import status_from_error
 from scrubber.domain.errors import ScrubberError
 
-PATIENCE = 20.0
+DEADLINE = 20.0
 """Seconds after which a test gives up; nothing here is expected to take a noticeable part of it."""
 
 
@@ -40,7 +40,7 @@ class Bell:
         await self._rung.wait()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DEADLINE):
             while not holds():
                 await self.rung()
 
@@ -66,7 +66,7 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
         self.announced: list[tuple[str, dict[str, str]]] = []
         """Every announcement: resource, and the meaning of its ids."""
         self.reserved: list[list[str]] = []
-        self.asked: list[pb.HandOverRequest] = []
+        self.requests: list[pb.HandOverRequest] = []
         self.cancelled = 0
         self.on_announce: Callable[[pb.SetResourceMappingRequest], Awaitable[None]] = _nothing
         self.on_reserve: Callable[[pb.ReserveRequest], Awaitable[None]] = _nothing
@@ -123,7 +123,7 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
         return pb.ReserveResponse()
 
     async def HandOver(self, request: pb.HandOverRequest, context: Any) -> pb.HandOverResponse:
-        self.asked.append(request)
+        self.requests.append(request)
         self.bell.ring()
         await self._do(self.on_hand_over(request), context)
         known = {
@@ -228,7 +228,7 @@ class FakeKubelet(rpc.RegistrationServicer):
         """Do what the plugin watcher does with a socket that it found."""
         async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
             stub = registration_rpc.RegistrationStub(channel)
-            info: registration.PluginInfo = await stub.GetInfo(registration.InfoRequest(), timeout=PATIENCE)
+            info: registration.PluginInfo = await stub.GetInfo(registration.InfoRequest(), timeout=DEADLINE)
             await self.connect(Path(info.endpoint))
             await stub.NotifyRegistrationStatus(registration.RegistrationStatus(plugin_registered=True))
             return info
@@ -236,7 +236,7 @@ class FakeKubelet(rpc.RegistrationServicer):
     async def connect(self, socket: Path) -> Registered:
         """Dial the plugin back, then follow its list."""
         channel = grpc.aio.insecure_channel(f"unix:{socket}")
-        options = await rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=PATIENCE)
+        options = await rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=DEADLINE)
         registered = Registered(socket, channel, options)
         self.registered.append(registered)
         task = asyncio.create_task(self._follow(registered))

@@ -22,7 +22,7 @@ from scrubber.domain.assignment import Pod
 
 _Test = TypeVar("_Test", bound=Callable[..., object])
 
-PATIENCE = 20.0
+DEADLINE = 20.0
 
 IDLE = "print('ready', flush=True); signal.pause()"
 """Program of a process that does nothing."""
@@ -60,10 +60,10 @@ class Started:
         return self.child.pid
 
     async def line(self) -> str:
-        return (await asyncio.wait_for(self.output.readline(), PATIENCE)).decode().strip()
+        return (await asyncio.wait_for(self.output.readline(), DEADLINE)).decode().strip()
 
     async def ended(self) -> int:
-        return await asyncio.wait_for(self.child.wait(), PATIENCE)
+        return await asyncio.wait_for(self.child.wait(), DEADLINE)
 
     @property
     def runs(self) -> bool:
@@ -233,7 +233,7 @@ if CGROUP1 is not None:
     WAYS += ["cgroup1"]
 CGROUP_WAYS = [way for way in WAYS if way != "marker"]
 if CGROUP2 is None:
-    print("NOT TESTED HERE: containers by cgroup v2 (nobody may write to a cgroup2 mount)", file=sys.__stderr__)
+    print("NOT TESTED HERE: containers by cgroup v2 (writing to a cgroup2 mount is not permitted)", file=sys.__stderr__)
 if CGROUP1 is None:
     print("NOT TESTED HERE: containers by cgroup v1 (no writable pids and freezer hierarchy)", file=sys.__stderr__)
 

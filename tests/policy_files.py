@@ -113,12 +113,12 @@ OVERRIDES = st.lists(
     unique_by=lambda entry: entry[0],
 ).map(
     lambda entries: [
-        {"name": name, "models": [f"NVIDIA {number}*"], "resources": ["nvidia.com/gpu"], "nodes": ["gpu-?"], **says}
-        for number, (name, says) in enumerate(entries)
+        {"name": name, "models": [f"NVIDIA {number}*"], "resources": ["nvidia.com/gpu"], "nodes": ["gpu-?"], **settings}
+        for number, (name, settings) in enumerate(entries)
     ]
 )
 FILES = st.builds(
-    lambda name, says: {"name": name, **says},
+    lambda name, settings: {"name": name, **settings},
     NAMES,
     some(
         **OF_DEVICES,

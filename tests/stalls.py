@@ -57,10 +57,10 @@ def chosen(who: str, root: int, draw: random.Random) -> list[int]:
     """Return the processes to stop now."""
     if who == "first":
         return [root]
-    everybody = tree(root)
+    everything = tree(root)
     if who == "all":
-        return everybody
-    below = everybody[1:]
+        return everything
+    below = everything[1:]
     return [draw.choice(below)] if below else []
 
 

@@ -211,7 +211,7 @@ class ToyResetter:
             raise DeviceBusy(" ".join(blockers))
         if self._node.has(device, "stuck"):
             await asyncio.sleep(deadline)
-            raise DriverTimeout(f"The reset of device {device.index} did not end within {deadline:g} s.")
+            raise DriverTimeout(f"The reset of device {device.index} did not finish within {deadline:g} s.")
         if self._node.has(device, "reset-fails"):
             raise Unreadable(f"The reset of device {device.index} failed.")
         for name in ("errors", "ecc"):
@@ -265,7 +265,7 @@ class ToyWork:
                 await worker.send({**order, **files})
                 return await wait_for_report(worker, progress)
         except TimeoutError as error:
-            raise DriverTimeout(f"The work on device {device.index} did not end within {deadline:g} s.") from error
+            raise DriverTimeout(f"The work on device {device.index} did not finish within {deadline:g} s.") from error
         except ChildDied as died:
             raise Unreadable(f"The work on device {device.index} broke off: {died}") from died
         finally:

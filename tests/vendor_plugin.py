@@ -26,7 +26,7 @@ import watchfiles
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 
-PATIENCE = 40.0
+DEADLINE = 40.0
 """Seconds after which a test gives up; no test measures it."""
 RETRY = 0.2
 """Seconds after which a failed start is retried; NVIDIA's plugin waits 30."""
@@ -229,7 +229,7 @@ class Running:
     control_file: Path
     record: Path
 
-    def says(self, control: Control) -> None:
+    def set_control(self, control: Control) -> None:
         """Change its behaviour."""
         control.write(self.control_file)
 
@@ -241,7 +241,7 @@ class Running:
 
     async def has_called(self, call: str, times: int) -> None:
         """Wait until there have been so many calls of that name."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DEADLINE):
             if len(self.calls(call)) < times:
                 watching = watchfiles.awatch(self.record.parent, debounce=50, step=10, rust_timeout=200,
                                              yield_on_timeout=True)  # fmt: skip
@@ -283,11 +283,15 @@ def main(words: Sequence[str]) -> None:
         parser.add_argument(f"--{flag}", type=Path, required=True)
     parser.add_argument("--resource", required=True)
     parser.add_argument("--naming", required=True)
-    told = parser.parse_args(words)
+    options = parser.parse_args(words)
 
     async def run() -> None:
         plugin = VendorPlugin(
-            told.kubelet_socket, told.resource, device_ids(told.sim_dir, told.naming), told.control, told.record
+            options.kubelet_socket,
+            options.resource,
+            device_ids(options.sim_dir, options.naming),
+            options.control,
+            options.record,
         )
         task = asyncio.ensure_future(plugin.run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

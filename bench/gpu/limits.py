@@ -65,14 +65,14 @@ class MemoryBench:
 
     def run_all(self) -> dict[str, object]:
         n16, half = self.size // 16, self.size // 2 // 16
-        asked: dict[str, tuple[int, Sequence[int]]] = {
+        requests: dict[str, tuple[int, Sequence[int]]] = {
             "read16": (self.size, (self._buffer, n16, self._sink)),
             "write16": (self.size, (self._buffer, n16, 0)),
             "fill_zero": (self.size, (self._buffer, n16)),
             "copy16": (2 * half * 16, (self._buffer + half * 16, self._buffer, half)),
         }
         report: dict[str, object] = {"memset_bytes_per_second": self.memset()}
-        for name, (moved, arguments) in asked.items():
+        for name, (moved, arguments) in requests.items():
             rate, shape = self.best_kernel_rate(name, moved, *arguments)
             report |= {f"{name}_bytes_per_second": rate, f"{name}_grid": shape[0], f"{name}_block": shape[1]}
         return {

@@ -17,8 +17,8 @@ _LIGHT_AND_DARK: Final = {"median": "light-blue", "p99": "semi-dark-blue"}
 _REGISTRATION: Final = (
     State(0, "not registered", Colour.QUARANTINED),
     State(1, "registered", Colour.CLEAN),
-    State(2, "away", Colour.QUARANTINED),
-    State(3, "answers", Colour.CLEAN),
+    State(2, "disconnected", Colour.QUARANTINED),
+    State(3, "connected", Colour.CLEAN),
 )
 
 
@@ -28,7 +28,7 @@ def service_panels() -> list[model.Panel]:
     return [
         time_series_panel(
             "Calls to the service, p99",
-            "How quickly does the service answer, by method?",
+            "How fast does the service respond, by method?",
             Query(quantile(0.99, "scrubber_rpc_duration_seconds", by=("method",)), "{{method}}"),
             rare=True,
             unit="s",
@@ -36,8 +36,8 @@ def service_panels() -> list[model.Panel]:
             nothing="No call in this range",
         ),
         time_series_panel(
-            "Calls per minute, by answer",
-            "How many calls are answered, and with which code?",
+            "Calls per minute by code",
+            "How many calls does the service answer, and with which code?",
             Query(per_minute("scrubber_rpc_duration_seconds_count", by=("code",)), "{{code}}"),
             hue=Colour.QUARANTINED,
             unit="short",
@@ -47,15 +47,15 @@ def service_panels() -> list[model.Panel]:
         ),
         time_series_panel(
             "Streams",
-            "Who watches: is the plugin's stream open?",
+            "Which streams are open? The plugin's should be one of them.",
             Query(aggregate("sum", "scrubber_rpc_streams", by=("method",)), "{{method}}"),
             unit="none",
             decimals=0,
             colours={},
         ),
         time_series_panel(
-            "Ledger, commits",
-            "How long does it take to store a decision, and does it ever fail?",
+            "Ledger commits",
+            "How long does it take to store a decision? (Failures are under Other problems.)",
             Query(quantile(0.5, commit), "median"),
             Query(quantile(0.99, commit), "p99"),
             rare=True,
@@ -65,19 +65,19 @@ def service_panels() -> list[model.Panel]:
             nothing="Nothing was stored in this range",
         ),
         time_series_panel(
-            "Ledger, size",
-            "How much disk do the database and its log take? (The log grows to about 16 MiB and is then written over from its "
-            "beginning: up to there a slope is no disk that fills.)",
+            "Ledger size",
+            "How much disk space do the database and its write-ahead log take? (The log grows to about 16 MiB and is then "
+            "overwritten from its beginning: growth up to that size is normal.)",
             Query(aggregate("sum", "scrubber_ledger_size_bytes", by=("instance",)), "{{instance}}"),
             unit="bytes",
             span=6,
             colours={},
         ),
         event_count_panel(
-            "Children started",
-            "Which child processes are started? Erasers come with scrubs, the driver's and the events' with resets.",
+            "Child processes started",
+            "Which child processes are started? Scrubs start erasers; resets start the driver and events children.",
             Query(increase_per_step("scrubber_child_process_starts_total", by=("child",)), "{{child}}"),
-            Query(increase_per_step("scrubber_child_processes_abandoned_total"), "could not be ended"),
+            Query(increase_per_step("scrubber_child_processes_abandoned_total"), "could not be killed"),
             span=6,
             colours={
                 "driver": Colour.DIRTY,
@@ -86,27 +86,27 @@ def service_panels() -> list[model.Panel]:
                 "zygote": Colour.PROBATION,
                 "eraser": Colour.IN_USE,
                 "diagnosis": "super-light-blue",
-                "could not be ended": Colour.QUARANTINED,
+                "could not be killed": Colour.QUARANTINED,
             },
-            nothing="No service answered in this range",
+            nothing="No service was up in this range",
         ),
         event_count_panel(
-            "Other things that went wrong",
+            "Other problems",
             "Did the ledger fail, were devices used without a grant, did the kubelet restart, were log lines lost?",
             Query(increase_per_step("scrubber_ledger_failures_total"), "ledger failed"),
-            Query(increase_per_step("scrubber_unauthorized_uses_total"), "ungranted uses"),
+            Query(increase_per_step("scrubber_unauthorized_uses_total"), "unauthorized uses"),
             Query(increase_per_step("scrubber_kubelet_restarts_total"), "kubelet restarted"),
             Query(increase_per_step("scrubber_log_lines_lost_total"), "log lines lost, service"),
             Query(increase_per_step("scrubber_plugin_log_lines_lost_total"), "log lines lost, plugin"),
             span=6,
             colours={
                 "ledger failed": Colour.QUARANTINED,
-                "ungranted uses": Colour.DIRTY,
+                "unauthorized uses": Colour.DIRTY,
                 "kubelet restarted": Colour.IN_USE,
                 "log lines lost, service": Colour.RECOVERING,
                 "log lines lost, plugin": Colour.PROBATION,
             },
-            nothing="No service answered in this range",
+            nothing="No service was up in this range",
         ),
     ]
 
@@ -122,7 +122,7 @@ def plugin_panels() -> list[model.Panel]:
     return [
         state_timeline_panel(
             "Registration",
-            "Were the resources registered at the kubelet, and did the service answer the plugin?",
+            "Were the resources registered with the kubelet, and was the plugin connected to the service?",
             Query(registered, "{{instance}} / {{resource}}"),
             Query(up, "{{instance}} / service"),
             mappings=[state_mapping(_REGISTRATION)],
@@ -131,7 +131,7 @@ def plugin_panels() -> list[model.Panel]:
         ),
         time_series_panel(
             "Calls to the plugin, p99",
-            "How quickly does the plugin answer the kubelet, by method?",
+            "How fast does the plugin respond to the kubelet, by method?",
             Query(quantile(0.99, "scrubber_plugin_rpc_duration_seconds", by=("method",)), "{{method}}"),
             rare=True,
             unit="s",
@@ -146,49 +146,49 @@ def plugin_panels() -> list[model.Panel]:
                 "by {{mode}}: {{outcome}}",
             ),
             Query(increase_per_step("scrubber_plugin_registration_ends_total", by=("reason",)), "ended: {{reason}}"),
-            Query(increase_per_step("scrubber_plugin_service_outages_total"), "service went away"),
+            Query(increase_per_step("scrubber_plugin_service_outages_total"), "service disconnected"),
             colours={
                 "by classic: ok": Colour.CLEAN,
                 "by watcher: ok": Colour.CLEAN,
-                "service went away": Colour.QUARANTINED,
+                "service disconnected": Colour.QUARANTINED,
             },
-            nothing="No plugin answered in this range",
+            nothing="No plugin was up in this range",
         ),
         time_series_panel(
-            "Devices told to the kubelet",
-            "How many ids does the kubelet know as healthy? (Each share of a device is one.)",
+            "Devices advertised to the kubelet",
+            "How many ids does the plugin advertise, by health? (Each share of a device is one.)",
             Query(aggregate("sum", "scrubber_plugin_devices", by=("health",)), "{{health}}"),
             unit="none",
             decimals=0,
             stacked=True,
         ),
         event_count_panel(
-            "Starts refused at the gate",
+            "Starts refused by the gate",
             "With which code were container starts refused?",
             Query(increase_per_step("scrubber_plugin_handover_refusals_total", by=("code",)), "{{code}}"),
             nothing="No start was refused in this range",
         ),
         time_series_panel(
             "Streams to the kubelet",
-            "Does the kubelet listen to each resource?",
+            "Does the kubelet watch each resource?",
             Query(aggregate("sum", "scrubber_plugin_listandwatch_streams", by=("resource",)), "{{resource}}"),
             unit="none",
             decimals=0,
             colours={},
         ),
         event_count_panel(
-            "Lists to the kubelet",
-            "How often is the kubelet told something new?",
+            "ListAndWatch updates",
+            "How often is a new list sent to the kubelet?",
             Query(increase_per_step("scrubber_plugin_listandwatch_updates_total", by=("resource",)), "{{resource}}"),
-            nothing="Nothing new to tell in this range",
+            nothing="No list was sent in this range",
         ),
         event_count_panel(
-            "Words to the cluster",
+            "API server writes",
             "Do events, conditions, labels and evictions reach the API server?",
             Query(
                 increase_per_step("scrubber_plugin_cluster_writes_total", by=("kind", "outcome")),
                 "{{kind}}: {{outcome}}",
             ),
-            nothing="Nothing was written: there was nothing to say, or there are no credentials",
+            nothing="Nothing was written: nothing changed, or the plugin has no credentials",
         ),
     ]

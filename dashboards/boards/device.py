@@ -11,9 +11,9 @@ from dashboards.dashboard import DashboardName, Row, build_dashboard
 from dashboards.panels import PanelColumn, Query, stat_panel, state_timeline_panel, table_panel, time_series_panel
 from dashboards.queries import DEVICE_MATCHER, aggregate, increase_by_timestamp, selector
 from dashboards.value_mappings import (
+    ADVERTISEMENT,
     HEALTH,
     HYGIENE,
-    OFFERED,
     STATES,
     STEP_COLOURS,
     Colour,
@@ -31,8 +31,8 @@ __all__ = ["device_dashboard"]
 _SLOW_CLEAR: Final = 0.7
 """Fraction of the device's own rate over the week; the alert fires below it."""
 
-_OVERRIDE_STATES: Final = (State(51, "broken", Colour.CONDEMNED),)
-_SIGNAL_STATES: Final = (State(1, "stands", Colour.SCRUBBING),)
+_OVERRIDE_STATES: Final = (State(51, "active", Colour.CONDEMNED),)
+_SIGNAL_STATES: Final = (State(1, "active", Colour.SCRUBBING),)
 
 
 def device_dashboard() -> model.Dashboard:
@@ -40,7 +40,7 @@ def device_dashboard() -> model.Dashboard:
     return build_dashboard(
         DashboardName.DEVICE,
         "GPU scrubber / Device",
-        "What did this device go through, what was proved of it, and can it be trusted?",
+        "What happened to this device, what was proved of it, and can it be trusted?",
         [
             Row(None, _summary()),
             Row("States", _states()),
@@ -57,7 +57,7 @@ def _summary() -> list[model.Panel]:
     return [
         stat_panel(
             "State",
-            "What is it doing at this moment?",
+            "What is its current state?",
             state_number_query(STATES, DEVICE_MATCHER, by=("device",)),
             unit="none",
             span=4,
@@ -65,16 +65,16 @@ def _summary() -> list[model.Panel]:
             filled=True,
         ),
         stat_panel(
-            "To the kubelet",
-            "Is it offered to new pods?",
-            binary_state_query("scrubber_device_advertised", OFFERED, DEVICE_MATCHER, by=("device",)),
+            "Kubelet",
+            "Is it advertised to the kubelet for new pods?",
+            binary_state_query("scrubber_device_advertised", ADVERTISEMENT, DEVICE_MATCHER, by=("device",)),
             unit="none",
             span=4,
-            mappings=[state_mapping(OFFERED)],
+            mappings=[state_mapping(ADVERTISEMENT)],
         ),
         stat_panel(
-            "Unused certificate, age",
-            "How long ago was it proved clean for whoever comes next?",
+            "Unused certificate age",
+            "How long ago was it proved clean for its next hand-over?",
             f"time() - max ({selector('scrubber_certificate_issued_timestamp_seconds', DEVICE_MATCHER)})",
             unit="s",
             span=4,
@@ -90,8 +90,8 @@ def _summary() -> list[model.Panel]:
             nothing="in service",
         ),
         stat_panel(
-            "Memory not verified",
-            "Of how much of its memory was it not proved by the last slow path that it holds nothing? Only 0 % is green.",
+            "Unverified memory",
+            "What share of its memory did the last slow path not prove to be clear? Only 0 % is green.",
             unverified_share_query(DEVICE_MATCHER, by=("device",)),
             unit="percentunit",
             span=4,
@@ -99,8 +99,8 @@ def _summary() -> list[model.Panel]:
             nothing="no slow path yet",
         ),
         stat_panel(
-            "Clear rate, to its week",
-            "Is its memory cleared as quickly as over its last week? Below 70 % twice in a row there is an alert.",
+            "Clear rate vs. last week",
+            "Is its memory cleared as fast as during its last week? An alert fires when it is below 70 % twice in a row.",
             aggregate("min", "device:scrubber_clear_rate:ratio_to_week", DEVICE_MATCHER),
             unit="percentunit",
             span=4,
@@ -116,31 +116,31 @@ def _states() -> list[model.Panel]:
     glass = f"max by (device) ({selector('scrubber_break_glass_active', DEVICE_MATCHER)}) + {_OVERRIDE_STATES[0].number - 1}"
     return [
         state_timeline_panel(
-            "What it went through",
-            "What was on its memory, could it be trusted, was it offered, and was its glass broken?",
+            "States over time",
+            "What was its hygiene and its health, was it advertised, and was a break-glass override active?",
             Query(state_number_query(HYGIENE, DEVICE_MATCHER, by=by), "hygiene"),
             Query(state_number_query(HEALTH, DEVICE_MATCHER, by=by), "health"),
-            Query(binary_state_query("scrubber_device_advertised", OFFERED, DEVICE_MATCHER, by=by), "to the kubelet"),
+            Query(binary_state_query("scrubber_device_advertised", ADVERTISEMENT, DEVICE_MATCHER, by=by), "kubelet"),
             Query(glass, "break-glass"),
-            mappings=[state_mapping((*HYGIENE, *HEALTH, *OFFERED, *_OVERRIDE_STATES))],
+            mappings=[state_mapping((*HYGIENE, *HEALTH, *ADVERTISEMENT, *_OVERRIDE_STATES))],
         ),
         table_panel(
             "Why it is out of service",
-            "What took it out, and what brings it back? (Which XID it was is below, under XIDs.)",
+            "Why did it go out of service, and how does it recover? (Its XID is below, under XIDs.)",
             f"time() - max by (instance, cause_class, recovery_method) "
             f"({selector('scrubber_quarantine_start_timestamp_seconds', DEVICE_MATCHER)})",
             columns=[
                 PanelColumn("instance", "Node"),
                 PanelColumn("cause_class", "Cause"),
                 PanelColumn("Value", "For", unit="s"),
-                PanelColumn("recovery_method", "Way back"),
+                PanelColumn("recovery_method", "Recovery"),
             ],
             span=12,
             height=5,
             nothing="It is in service",
         ),
         table_panel(
-            "What it is",
+            "Identity",
             "Which device is this, and where is it?",
             f"max by (instance, index, model, hygiene, health) ({selector('scrubber_device_state', DEVICE_MATCHER)} "
             f"* on (job, instance, device) group_left (index, model) {selector('scrubber_device_info', DEVICE_MATCHER)})",
@@ -162,8 +162,8 @@ def _scrubs() -> list[model.Panel]:
     rate = selector("scrubber_clear_rate_bytes_per_second", DEVICE_MATCHER)
     return [
         time_series_panel(
-            "Slow paths, step by step",
-            "What did its slow paths spend their time on? (Each level stands until the next slow path.)",
+            "Slow-path steps",
+            "How long did each step of its slow paths take? (Each value remains until the next slow path.)",
             Query(f"max by (step) ({steps})", "{{step}}"),
             unit="s",
             stacked=True,
@@ -173,22 +173,22 @@ def _scrubs() -> list[model.Panel]:
             nothing="No slow path yet",
         ),
         table_panel(
-            "The last slow path",
-            "What did each step of its last slow path say?",
+            "Last slow path",
+            "What was the verdict of each step of its last slow path?",
             f"max by (step, verdict) ({steps})",
             columns=[
                 PanelColumn("step", "Step"),
                 PanelColumn("verdict", "Verdict", width=130, mappings=[verdict_mapping()]),
-                PanelColumn("Value", "Took", unit="s", width=110),
+                PanelColumn("Value", "Duration", unit="s", width=110),
             ],
             span=8,
             height=10,
-            sort="Took",
+            sort="Duration",
             nothing="No slow path yet",
         ),
         time_series_panel(
             "Clear rate",
-            "How quickly is its memory cleared? A device that becomes slow is often a device that becomes bad.",
+            "How fast is its memory cleared? A device that becomes slow often becomes faulty.",
             Query(f"max ({rate})", "last slow path"),
             unit="binBps",
             span=12,
@@ -196,8 +196,8 @@ def _scrubs() -> list[model.Panel]:
             nothing="No slow path yet",
         ),
         time_series_panel(
-            "Memory not verified, over time",
-            "Is all of its memory cleared and read back, each time? Then the line is at 0 %.",
+            "Unverified memory over time",
+            "Is all of its memory cleared and read back each time? The line is then at 0 %.",
             Query(unverified_share_query(DEVICE_MATCHER, by=("device",)), "last slow path"),
             unit="percentunit",
             span=12,
@@ -211,17 +211,17 @@ def _health() -> list[model.Panel]:
     last = "scrubber_xid_last_seen_timestamp_seconds"
     return [
         state_timeline_panel(
-            "What was off",
-            "Which signals stood, and for how long?",
+            "Active signals",
+            "Which signals were active, and for how long?",
             Query(aggregate("max", "scrubber_device_condition", DEVICE_MATCHER, by=("code",)), "{{code}}"),
             mappings=[state_mapping(_SIGNAL_STATES)],
             span=24,
             height=6,
-            nothing="Nothing was off in this range",
+            nothing="No signal was active in this range",
         ),
         time_series_panel(
             "XIDs",
-            "Which XIDs did its driver report, when, and how many? (Each is in one bar, the first of its number too.)",
+            "Which XIDs did its driver report, when, and how many? (Each is in exactly one bar, including the first of its number.)",
             Query(increase_by_timestamp("scrubber_xids_total", last, DEVICE_MATCHER, by=("code",)), "XID {{code}}"),
             hue=Colour.QUARANTINED,
             points=120,
@@ -235,7 +235,7 @@ def _health() -> list[model.Panel]:
         ),
         table_panel(
             "XIDs, last seen",
-            "When was each XID seen for the last time?",
+            "When was each XID last seen?",
             f"time() - max by (code) ({selector(last, DEVICE_MATCHER)})",
             columns=[
                 PanelColumn("code", "XID"),

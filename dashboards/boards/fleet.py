@@ -47,13 +47,13 @@ def fleet_dashboard() -> model.Dashboard:
     return build_dashboard(
         DashboardName.FLEET,
         "GPU scrubber / Fleet",
-        "Are GPUs clean when they change hands, are they available, and where is something off?",
+        "Are GPUs clean when they are handed over, are they available, and which nodes have problems?",
         [
             Row(None, [*_summary(), alerts_panel(24, 7)]),
             Row("Devices", _devices()),
             Row("Hand-overs", _handovers()),
-            Row("What was found", _findings()),
-            Row("Rules and record", _rules()),
+            Row("Findings and quarantines", _findings()),
+            Row("Policy and audit", _rules()),
         ],
         since="now-6h",
         refresh="1m",
@@ -68,10 +68,10 @@ def _summary() -> list[model.Panel]:
     known_plugins = f"last_over_time({selector('scrubber_plugin_build_info')}[$__range])"
     away = f"count ({selector('up')} == 0 and on (job, instance) ({known} or {known_plugins}))"
     return [
-        stat_panel("Nodes", "On how many nodes does the service answer?", answering, unit="none"),
+        stat_panel("Nodes", "On how many nodes does the service respond?", answering, unit="none"),
         stat_panel(
-            "Daemons away",
-            "How many services and plugins that should answer Prometheus do not?",
+            "Daemons down",
+            "How many services and plugins does Prometheus fail to scrape?",
             or_zero(away, series_count("scrubber_build_info")),
             unit="none",
             steps=_ZERO_IS_GOOD,
@@ -83,36 +83,36 @@ def _summary() -> list[model.Panel]:
         fast_path_share_panel(4),
         stat_panel(
             "Unexplained residue",
-            "How many bytes were found where nobody had been since the device was proved clean? Any is an incident.",
+            "How many bytes were found on devices that were proved clean and not granted since? Any value above 0 is an incident.",
             occurrences("scrubber_unexplained_residue_bytes_total"),
             unit="bytes",
             steps=_ZERO_IS_GOOD,
         ),
         stat_panel(
-            "Ungranted uses",
-            "How often was a device used by somebody to whom it was not granted, within the time range?",
+            "Unauthorized uses",
+            "How often was a device used without a grant, within the time range?",
             occurrences("scrubber_unauthorized_uses_total"),
             unit="none",
             decimals=0,
             steps=_ZERO_IS_GOOD,
         ),
         stat_panel(
-            "Break-glass open",
-            "How many devices are handed out on a person's word, whatever is known of them?",
+            "Break-glass active",
+            "How many devices bypass all checks because of a break-glass override?",
             or_zero(aggregate("sum", "scrubber_break_glass_active"), series_count(DEVICE_STATE_METRIC)),
             unit="none",
             steps=_ZERO_IS_GOOD,
         ),
         stat_panel(
-            "Devices only observed",
-            "How many devices are judged but never refused, because their policy observes?",
+            "Observe-only devices",
+            "For how many devices is no hand-over refused, because their policy only observes?",
             aggregate("sum", "scrubber_devices", 'enforcement="observe"'),
             unit="none",
             steps=_ZERO_IS_USUAL,
         ),
         stat_panel(
-            "Audit trails broken",
-            "On how many nodes does the audit trail not add up?",
+            "Broken audit logs",
+            "On how many nodes did the verification of the audit log fail?",
             or_zero(f"count ({selector('scrubber_audit_intact')} == 0)", series_count("scrubber_audit_intact")),
             unit="none",
             steps=_ZERO_IS_GOOD,
@@ -126,7 +126,7 @@ def _devices() -> list[model.Panel]:
     return [
         time_series_panel(
             "Devices by state",
-            "What are the devices doing, and how does that change?",
+            "How many devices are in each state, and how does that change?",
             *(
                 Query(aggregate("sum", "instance:scrubber_devices:by_state", f'state="{state}"'), label_text(state))
                 for state in STATE_COLOURS
@@ -137,8 +137,8 @@ def _devices() -> list[model.Panel]:
         ),
         table_panel(
             "Devices out of service",
-            "Which devices are out of service, since when, why, and what brings each of them back? (Which XID it was is on "
-            "the device's board.)",
+            "Which devices are out of service, for how long, why, and how does each of them recover? (Its XID is on the "
+            "device's dashboard.)",
             f"max by (instance, device, health, cause_class, recovery_method) ({quarantined})",
             columns=[
                 _NODE,
@@ -146,7 +146,7 @@ def _devices() -> list[model.Panel]:
                 PanelColumn("health", "State", width=110, mappings=[health_mapping()], filled=True),
                 PanelColumn("cause_class", "Cause", width=170),
                 PanelColumn("Value", "For", unit="s", width=110),
-                PanelColumn("recovery_method", "Way back", width=90),
+                PanelColumn("recovery_method", "Recovery", width=90),
             ],
             span=16,
             height=7,
@@ -154,8 +154,8 @@ def _devices() -> list[model.Panel]:
             nothing="No device is out of service",
         ),
         table_panel(
-            "Each node now",
-            "Which node needs somebody? Click on one to see it.",
+            "Node overview",
+            "Which node needs attention? Click a node to open its dashboard.",
             series_count(DEVICE_STATE_METRIC, by=("instance",)),
             or_zero(
                 series_count(DEVICE_STATE_METRIC, 'hygiene="in-use"', by=("instance",)),
@@ -178,15 +178,15 @@ def _devices() -> list[model.Panel]:
                     decimals=0,
                     steps=((None, Colour.CLEAN), (0.001, Colour.SCRUBBING), (0.25, Colour.QUARANTINED)),
                 ),
-                PanelColumn("Value #D", "Starts that wait", unit="none"),
+                PanelColumn("Value #D", "Waiting starts", unit="none"),
                 PanelColumn(
                     "Value #E",
-                    "Answers, p99 of 5 min",
+                    "Response p99, 5 min",
                     unit="s",
                     steps=_WAIT_THRESHOLDS,
                 ),
                 PanelColumn("Value #F", "Fast-path share, 5 min", unit="percentunit", decimals=0),
-                PanelColumn("Value #G", "Ledger", unit="none", mappings=[boolean_mapping("stores", "does not store")]),
+                PanelColumn("Value #G", "Ledger", unit="none", mappings=[boolean_mapping("ok", "failing")]),
                 PanelColumn(
                     "Value #H", "Plugin", unit="none", mappings=[boolean_mapping("registered", "not registered")]
                 ),
@@ -202,15 +202,15 @@ def _handovers() -> list[model.Panel]:
     return [
         time_series_panel(
             "Hand-overs per minute",
-            "How many starts got their device, by which path, and how many were refused?",
+            "How many starts were granted their device, by path, and how many were refused?",
             Query(per_minute("scrubber_handovers_total", GRANTED_MATCHER, by=("path",)), "{{path}} path"),
             Query(per_minute("scrubber_handovers_total", refused), "refused"),
             unit="short",
             stacked=True,
         ),
         time_series_panel(
-            "Fast-path share, over time",
-            "Are devices proved clean before somebody asks for them, and on which share of the grants not?",
+            "Fast-path share over time",
+            "On what share of the grants was the device already proved clean when it was requested?",
             Query(_fast_share(), "fleet"),
             Query(f"min ({_fast_share(by=('instance',))})", "lowest node"),
             rare=True,
@@ -221,16 +221,17 @@ def _handovers() -> list[model.Panel]:
         ),
         time_series_panel(
             "Hand-over wait on the slowest node",
-            "How long did starts of the last five minutes wait for their device, and how long for any answer, a refusal too? "
-            "(The alert speaks when all answers stay above 20 s; a dashed line is there, once waits come near it.)",
-            Query(aggregate("max", ANSWER_P99_METRIC), "all answers, p99 of 5 min"),
+            "How long did starts of the last five minutes wait for their device, and how long for any response, including "
+            "refusals? (The alert fires when the p99 of all responses stays above 20 s; a dashed line marks that value when "
+            "waits come close to it.)",
+            Query(aggregate("max", ANSWER_P99_METRIC), "all responses, p99 of 5 min"),
             Query(aggregate("max", "instance:scrubber_handover_wait:p99_5m"), "granted, p99 of 5 min"),
             Query(aggregate("max", "instance:scrubber_handover_wait:p50_5m"), "granted, median of 5 min"),
             rare=True,
             unit="s",
             steps=((None, "transparent"), (SLOW_WAIT, Colour.QUARANTINED)),
             colours={
-                "all answers, p99 of 5 min": Colour.NEUTRAL,
+                "all responses, p99 of 5 min": Colour.NEUTRAL,
                 "granted, p99 of 5 min": Colour.IN_USE,
                 "granted, median of 5 min": Colour.CLEAN,
             },
@@ -248,7 +249,7 @@ def _findings() -> list[model.Panel]:
     return [
         time_series_panel(
             "Residue",
-            "How much of earlier tenants' data do scrubs meet, and is any of it where nobody should have been?",
+            "How much data of earlier tenants do scrubs find, and is any of it on devices that should have been clean?",
             Query(rate("scrubber_residue_bytes_total"), "found and cleared"),
             Query(
                 rate("scrubber_unexplained_residue_bytes_total"),
@@ -259,7 +260,7 @@ def _findings() -> list[model.Panel]:
         ),
         time_series_panel(
             "Scrubs per minute",
-            "How do scrubs end?",
+            "How many scrubs end per minute, with which outcome?",
             Query(per_minute("scrubber_scrubs_total", by=("outcome",)), "{{outcome}}"),
             unit="short",
             stacked=True,
@@ -267,8 +268,7 @@ def _findings() -> list[model.Panel]:
         ),
         table_panel(
             "Why devices went out of service",
-            "For which reasons were devices taken out within the time range, and how often? (Which XID is on the board of each "
-            "device.)",
+            "Why did devices go out of service within the time range, and how often? (The XID is on the device's dashboard.)",
             f"{occurrences('scrubber_quarantines_total', by=('cause_class',))} > 0",
             columns=[
                 PanelColumn("cause_class", "Cause"),
@@ -281,7 +281,7 @@ def _findings() -> list[model.Panel]:
         ),
         table_panel(
             "Findings",
-            "What did scrubs and checks find within the time range? (On which device: in the log, and in its history.)",
+            "What did scrubs and checks find within the time range? (The device is in the log, and in its history.)",
             f"{occurrences('scrubber_findings_total', by=('severity', 'step', 'code'))} > 0",
             columns=[
                 PanelColumn("severity", "Severity", width=110, mappings=[severity_mapping()]),
@@ -295,8 +295,8 @@ def _findings() -> list[model.Panel]:
             nothing="Nothing was found in this range",
         ),
         table_panel(
-            "Tenants whose devices went out",
-            "In whose hands did devices go out of service within the time range, and how often?",
+            "Tenants with quarantines",
+            "Which tenants had a device when it went out of service within the time range, and how often?",
             f"{occurrences('scrubber_tenant_quarantines_total', by=('tenant',))} > 0",
             columns=[
                 PanelColumn("tenant", "Tenant's namespace"),
@@ -305,10 +305,10 @@ def _findings() -> list[model.Panel]:
             span=6,
             height=8,
             sort="Times",
-            nothing="No tenant in this range",
+            nothing="No device of a tenant went out of service in this range",
         ),
         table_panel(
-            "Ungranted uses, by node",
+            "Unauthorized uses by node",
             "On which nodes were devices used without a grant within the time range, and how?",
             f"{occurrences('scrubber_unauthorized_uses_total', by=('instance', 'use'))} > 0",
             columns=[
@@ -319,7 +319,7 @@ def _findings() -> list[model.Panel]:
             span=6,
             height=8,
             sort="Times",
-            nothing="None in this range",
+            nothing="No unauthorized use in this range",
         ),
     ]
 
@@ -328,24 +328,24 @@ def _rules() -> list[model.Panel]:
     ends = f"max by (instance, device) ({selector('scrubber_break_glass_expiry_timestamp_seconds')}) - time()"
     return [
         table_panel(
-            "Break-glass",
-            "Which devices are handed out on a person's word, and for how long still?",
+            "Break-glass overrides",
+            "Which devices have a break-glass override, and when does it end?",
             ends,
             columns=[_NODE, _DEVICE, PanelColumn("Value", "Ends in", unit="s", width=130)],
             span=12,
             height=6,
-            nothing="No glass is broken",
+            nothing="No break-glass override is active",
         ),
         table_panel(
-            "Breakers",
-            "Which nodes recover no more devices by themselves, because too many went out at once?",
+            "Circuit breakers",
+            "Which nodes have stopped recovering devices automatically, because too many went out of service at once?",
             f"max by (instance, breaker) ({selector('scrubber_breaker_open')}) == 1",
             columns=[
                 PanelColumn("instance", "Node", link=NODE_LINK),
-                PanelColumn("breaker", "Stopped", width=120),
+                PanelColumn("breaker", "Breaker", width=120),
                 PanelColumn(
                     "Value",
-                    "Breaker",
+                    "State",
                     unit="none",
                     width=100,
                     mappings=[state_mapping((State(1, "open", Colour.DIRTY),))],
@@ -353,11 +353,11 @@ def _rules() -> list[model.Panel]:
             ],
             span=6,
             height=6,
-            nothing="No breaker is open",
+            nothing="No circuit breaker is open",
         ),
         time_series_panel(
             "Devices by enforcement",
-            "Are hand-overs refused where they have to be, or only observed?",
+            "How many devices does the policy protect by refusing hand-overs, and how many does it only observe?",
             Query(aggregate("sum", "scrubber_devices", by=("enforcement",)), "{{enforcement}}"),
             unit="none",
             span=6,
@@ -375,14 +375,14 @@ def _rules() -> list[model.Panel]:
                 PanelColumn("policy", "Policy"),
                 PanelColumn("digest", "Digest", width=140),
                 PanelColumn("Value #A", "Nodes", unit="none", width=80),
-                PanelColumn("Value #B", "Rejected a newer one", unit="none", width=180, steps=_ZERO_IS_USUAL),
+                PanelColumn("Value #B", "Newer one rejected", unit="none", width=180, steps=_ZERO_IS_USUAL),
             ],
             span=12,
             height=5,
         ),
         table_panel(
             "Versions",
-            "What runs on how many nodes?",
+            "Which versions run, and on how many nodes?",
             series_count("scrubber_build_info", by=("version", "backend", "driver")),
             columns=[
                 PanelColumn("version", "Version"),
@@ -395,8 +395,8 @@ def _rules() -> list[model.Panel]:
             sort="Nodes",
         ),
         table_panel(
-            "Audit",
-            "Does each node's audit trail add up, when was that last looked at, and how far does it reach?",
+            "Audit log",
+            "Is each node's audit log intact, when was it last verified, and how many rows does it have?",
             aggregate("min", "scrubber_audit_intact", by=("instance",)),
             f"time() - max by (instance) ({selector('scrubber_audit_verified_timestamp_seconds')})",
             aggregate("max", "scrubber_audit_head_sequence", by=("instance",)),
@@ -409,14 +409,14 @@ def _rules() -> list[model.Panel]:
             columns=[
                 _NODE,
                 PanelColumn(
-                    "Value #A", "Trail", unit="none", width=100, mappings=[boolean_mapping("intact", "broken")]
+                    "Value #A", "Audit log", unit="none", width=100, mappings=[boolean_mapping("intact", "broken")]
                 ),
-                PanelColumn("Value #B", "Last look, ago", unit="s", width=130),
+                PanelColumn("Value #B", "Last verified, ago", unit="s", width=150),
                 PanelColumn("Value #C", "Rows", unit="locale", width=120),
-                PanelColumn("Value #D", "Hash of the last row, first 32 bits", unit="hex", width=210),
+                PanelColumn("Value #D", "Last hash, first 32 bits", unit="hex", width=210),
                 PanelColumn("key_id", "Signing key"),
             ],
             height=7,
-            sort="Last look, ago",
+            sort="Last verified, ago",
         ),
     ]

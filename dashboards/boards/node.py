@@ -62,14 +62,14 @@ def node_dashboard() -> model.Dashboard:
     return build_dashboard(
         DashboardName.NODE,
         "GPU scrubber / Node",
-        "What happened to this node's devices, and are its service and its plugin well?",
+        "What happened to this node's devices, and are its service and its plugin healthy?",
         [
             Row(None, [*_summary(), alerts_panel(24, 7)]),
             Row("Devices", _devices()),
             Row("Hand-overs", _handovers()),
             Row("Scrubs", _scrubs()),
-            Row("The service", service_panels()),
-            Row("The plugin", plugin_panels()),
+            Row("Scrub service", service_panels()),
+            Row("Device plugin", plugin_panels()),
         ],
         since="now-3h",
         refresh="30s",
@@ -84,18 +84,22 @@ def _summary() -> list[model.Panel]:
         start_wait_panel(3),
         fast_path_share_panel(3),
         _boolean_panel(
-            "Plugin", "Is every resource registered at the kubelet?", "plugin_registered", "registered", "is not"
+            "Plugin",
+            "Is every resource registered with the kubelet?",
+            "plugin_registered",
+            "registered",
+            "unregistered",
         ),
         _boolean_panel(
-            "Ledger", "Does the ledger store what is decided? While it does not, nothing is granted.", "ledger_ok"
+            "Ledger", "Does the ledger store decisions? While it does not, no start is granted.", "ledger_ok"
         ),
         _boolean_panel(
-            "Kubelet's lists", "Are the kubelet's lists believed?", "kubelet_trusted", "believed", "not believed"
+            "Kubelet's lists", "Are the kubelet's lists trusted?", "kubelet_trusted", "trusted", "untrusted"
         ),
     ]
 
 
-def _boolean_panel(title: str, question: str, name: str, yes: str = "stores", no: str = "fails") -> model.Panel:
+def _boolean_panel(title: str, question: str, name: str, yes: str = "ok", no: str = "failing") -> model.Panel:
     return stat_panel(
         title,
         question,
@@ -112,16 +116,16 @@ def _devices() -> list[model.Panel]:
     described = f"{selector(DEVICE_STATE_METRIC)} * on (job, instance, device) group_left (index, model) {selector('scrubber_device_info')}"
     return [
         state_timeline_panel(
-            "What each device went through",
-            "In which state was each device, and for how long? Out of service outweighs everything else.",
+            "Device states over time",
+            "In which state was each device, and for how long? Out of service takes precedence over everything else.",
             Query(f'label_join({indexed}, "at", " / ", "instance", "index")', "{{at}}"),
             mappings=[state_mapping(STATES)],
             height=9,
             link=device_series_link(),
         ),
         table_panel(
-            "Each device now",
-            "Which devices are there, what may be done with each, and what was last proved of it?",
+            "Device overview",
+            "Which devices does the node have, what is the state of each, and what was last proved of it?",
             f"max by (instance, device, index, model, hygiene, health) ({described})",
             aggregate(
                 "max",
@@ -139,14 +143,14 @@ def _devices() -> list[model.Panel]:
                 PanelColumn("health", "Health", width=110, mappings=[health_mapping()], filled=True),
                 PanelColumn(
                     "Value #B",
-                    "To the kubelet",
+                    "Kubelet",
                     unit="none",
                     width=120,
-                    mappings=[boolean_mapping("offered", "not offered")],
+                    mappings=[boolean_mapping("advertised", "not advertised")],
                 ),
-                PanelColumn("Value #C", "Unused certificate, age", unit="s", width=180),
+                PanelColumn("Value #C", "Unused certificate age", unit="s", width=180),
                 PanelColumn(
-                    "Value #D", "Memory not verified", unit="percentunit", width=150, steps=UNVERIFIED_THRESHOLDS
+                    "Value #D", "Unverified memory", unit="percentunit", width=150, steps=UNVERIFIED_THRESHOLDS
                 ),
             ],
             height=11,
@@ -160,7 +164,7 @@ def _handovers() -> list[model.Panel]:
     return [
         time_series_panel(
             "Hand-overs per minute",
-            "Which starts got their device, and with which code were the others refused?",
+            "How many starts were granted their device, and with which code were the others refused?",
             Query(per_minute("scrubber_handovers_total", by=("outcome",)), "{{outcome}}"),
             hue=Colour.DIRTY,
             unit="short",
@@ -168,8 +172,8 @@ def _handovers() -> list[model.Panel]:
             nothing="No hand-over in this range",
         ),
         time_series_panel(
-            "Hand-overs per minute, by kind",
-            "How did the container that got a device relate to the one before it?",
+            "Hand-overs per minute by kind",
+            "How was the container that was granted a device related to the previous one?",
             Query(per_minute("scrubber_handovers_total", GRANTED_MATCHER, by=("kind",)), "{{kind}}"),
             unit="short",
             stacked=True,
@@ -178,15 +182,16 @@ def _handovers() -> list[model.Panel]:
         ),
         time_series_panel(
             "Hand-over wait",
-            "How long do starts wait for their grant, by its path, and how long for any answer, a refusal too? (The alert speaks "
-            "when all answers of 5 minutes stay above 20 s; a dashed line is there, once waits come near it.)",
-            Query(quantile(0.99, HANDOVER_DURATION_METRIC, new=True), "all answers, p99"),
+            "How long do starts wait for their grant, by path, and how long for any response, including refusals? (The alert "
+            "fires when the p99 of all responses in 5 minutes stays above 20 s; a dashed line marks that value when waits "
+            "come close to it.)",
+            Query(quantile(0.99, HANDOVER_DURATION_METRIC, new=True), "all responses, p99"),
             Query(quantile(0.5, HANDOVER_DURATION_METRIC, GRANTED_MATCHER, by=("path",)), "{{path}} path, median"),
             Query(quantile(0.99, HANDOVER_DURATION_METRIC, GRANTED_MATCHER, by=("path",)), "{{path}} path, p99"),
             rare=True,
             unit="s",
             steps=((None, "transparent"), (SLOW_WAIT, Colour.QUARANTINED)),
-            colours={**PATH_COLOURS, "all answers, p99": Colour.NEUTRAL},
+            colours={**PATH_COLOURS, "all responses, p99": Colour.NEUTRAL},
             nothing="No hand-over in this range",
         ),
     ]
@@ -198,7 +203,7 @@ def _scrubs() -> list[model.Panel]:
     return [
         time_series_panel(
             "Scrubs per minute",
-            "How do scrubs end, by path?",
+            "How many scrubs end per minute, by path and outcome?",
             Query(per_minute("scrubber_scrubs_total", by=("path", "outcome")), "{{path}}, {{outcome}}"),
             unit="short",
             stacked=True,
@@ -215,8 +220,8 @@ def _scrubs() -> list[model.Panel]:
             nothing="No scrub in this range",
         ),
         time_series_panel(
-            "Scrubs, how long",
-            "How long do scrubs take? Points are single scrubs, with their id.",
+            "Scrub duration",
+            "How long do scrubs take? Points are individual scrubs with their id.",
             Query(quantile(0.5, duration, by=("path",)), "{{path}} path, median"),
             Query(quantile(0.95, duration, by=("path",)), "{{path}} path, p95", exemplars=True),
             rare=True,
@@ -225,8 +230,8 @@ def _scrubs() -> list[model.Panel]:
             nothing="No scrub in this range",
         ),
         time_series_panel(
-            "Steps of slow paths, p95",
-            "Which step of a slow path takes the time?",
+            "Slow-path step duration, p95",
+            "Which step of the slow path takes the most time?",
             Query(quantile(0.95, "scrubber_step_duration_seconds", _SLOW, by=("step",)), "{{step}}"),
             rare=True,
             unit="s",
@@ -235,7 +240,7 @@ def _scrubs() -> list[model.Panel]:
         ),
         time_series_panel(
             "Memory cleared and verified",
-            "How much memory is cleared and read back, is any of it not read back, and how much held something?",
+            "How much memory is cleared and read back, is any of it not read back, and how much contained data?",
             Query(rate("scrubber_verified_bytes_total"), "cleared and verified"),
             Query(f"clamp_min({unread}, 0)", "cleared, not verified"),
             Query(rate("scrubber_residue_bytes_total"), "residue"),
@@ -253,19 +258,19 @@ def _scrubs() -> list[model.Panel]:
         ),
         event_count_panel(
             "Leftovers and resets",
-            "How often had something that outlived its pod to be ended, and how often a device to be reset?",
+            "How often were leftover processes killed, and how often were devices reset?",
             Query(increase_per_step("scrubber_kills_total", by=("target",)), "killed: {{target}}"),
             Query(increase_per_step("scrubber_resets_total", by=("outcome",)), "reset: {{outcome}}"),
-            nothing="Nothing had to be ended or reset in this range",
+            nothing="Nothing was killed or reset in this range",
         ),
         time_series_panel(
             "Erasers",
             "Are there enough erasers, or do scrubs wait for one?",
             Query(aggregate("sum", "scrubber_eraser_slots", by=("state",)), "{{state}}"),
-            Query(aggregate("sum", "scrubber_eraser_queue_length"), "scrubs that wait"),
+            Query(aggregate("sum", "scrubber_eraser_queue_length"), "waiting scrubs"),
             unit="none",
             decimals=0,
             stacked=True,
-            colours={"busy": Colour.IN_USE, "free": Colour.CLEAN, "scrubs that wait": Colour.DIRTY},
+            colours={"busy": Colour.IN_USE, "free": Colour.CLEAN, "waiting scrubs": Colour.DIRTY},
         ),
     ]

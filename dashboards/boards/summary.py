@@ -41,7 +41,7 @@ HANDOVER_DURATION_METRIC: Final = "scrubber_handover_duration_seconds"
 GRANTED_MATCHER: Final = 'outcome="granted"'
 
 ANSWER_P99_METRIC: Final = "instance:scrubber_handover_response:p99_5m"
-"""Waits including refused starts, as in the alert: a start that waited in vain is not among the granted ones."""
+"""Waits including refused starts, as in the alert: a start that waited and was refused is not among the granted ones."""
 
 _BLANK: Final = {"noValue": " "}
 """Property of a cell without a value: otherwise Grafana would show the text of an empty table there."""
@@ -60,7 +60,11 @@ SLOW_WAIT: Final = 20.0
 def device_count_panel(span: int) -> model.Panel:
     """Return the panel with the number of devices."""
     return stat_panel(
-        "Devices", "How many devices are looked after?", series_count(DEVICE_STATE_METRIC), unit="none", span=span
+        "Devices",
+        "How many devices does the service manage?",
+        series_count(DEVICE_STATE_METRIC),
+        unit="none",
+        span=span,
     )
 
 
@@ -68,7 +72,7 @@ def out_of_service_panel(span: int) -> model.Panel:
     """Return the panel with the number of devices that are not handed over."""
     return stat_panel(
         "Out of service",
-        "How many devices are handed to nobody: quarantined, recovering, on probation or condemned?",
+        "How many devices are not handed over: quarantined, recovering, on probation or condemned?",
         or_zero(series_count(DEVICE_STATE_METRIC, OUT_OF_SERVICE_MATCHER), series_count(DEVICE_STATE_METRIC)),
         unit="none",
         span=span,
@@ -79,8 +83,8 @@ def out_of_service_panel(span: int) -> model.Panel:
 def waiting_starts_panel(span: int) -> model.Panel:
     """Return the panel with the number of waiting starts."""
     return stat_panel(
-        "Starts that wait",
-        "How many containers wait for their device at this moment?",
+        "Waiting starts",
+        "How many containers are waiting for their device now?",
         aggregate("sum", "scrubber_handovers_waiting"),
         unit="none",
         span=span,
@@ -91,8 +95,8 @@ def start_wait_panel(span: int) -> model.Panel:
     """Return the panel with the wait of starts, on the node with the longest waits."""
     return stat_panel(
         "Slowest wait, p99",
-        "How long did the slowest hundredth of the granted starts wait for their device, on the node where that was longest? "
-        "(Over the whole time range; single minutes can be worse.)",
+        "How long did the slowest 1 % of the granted starts wait for their device, on the node with the longest waits? "
+        "(Over the whole time range; individual minutes can be worse.)",
         f"max ({quantile_of_range(0.99, HANDOVER_DURATION_METRIC, GRANTED_MATCHER, by=('instance',))})",
         unit="s",
         span=span,
@@ -106,7 +110,7 @@ def fast_path_share_panel(span: int) -> model.Panel:
     fast = increase("scrubber_handovers_total", GRANTED_MATCHER, 'path="fast"')
     return stat_panel(
         "Fast-path share",
-        "What share of the grants of the time range found its device already proved clean?",
+        "On what share of the grants in the time range was the device already proved clean?",
         ratio(fast, increase("scrubber_handovers_total", GRANTED_MATCHER)),
         unit="percentunit",
         span=span,
@@ -137,7 +141,7 @@ def alerts_panel(span: int, height: int) -> model.Panel:
     about = ", ".join(f'"{label}"' for label in _SUBJECT_LABELS)
     return table_panel(
         "Alerts",
-        "What is wrong at this moment, where, and since when? Each alert has a runbook of its name.",
+        "Which alerts are firing, where, and for how long? Each alert has a runbook of the same name.",
         f'time() - max by (severity, alertname, instance, device, about) (label_join({since}, "about", "", {about}))',
         columns=[
             PanelColumn("severity", "Severity", width=100, mappings=[text_mapping(urgency)]),
@@ -151,5 +155,5 @@ def alerts_panel(span: int, height: int) -> model.Panel:
         height=height,
         sort="Severity",
         smallest_first=True,  # critical, info, warning
-        nothing="No alert fires",
+        nothing="No alert is firing",
     )

@@ -37,21 +37,25 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dashboards.preview", description=__doc__)
     acts = parser.add_subparsers(required=True)
-    asks = acts.add_parser("record", help="ask a Prometheus every query of the boards")
-    asks.add_argument("--prometheus", required=True, metavar="URL", help="like http://127.0.0.1:9090")
-    asks.add_argument("--from", dest="start", type=float, metavar="SECONDS", help="since the epoch; else --last")
-    asks.add_argument("--to", dest="end", type=float, metavar="SECONDS", help="since the epoch; else now")
-    asks.add_argument("--last", type=float, default=3600.0, metavar="SECONDS", help="how far back (3600)")
-    asks.add_argument("--scrape", type=float, default=15.0, metavar="SECONDS", help="the scrape interval (15)")
-    asks.add_argument("--var", action="append", default=[], metavar="NAME=VALUE", help="the value of a variable")
+    asks = acts.add_parser("record", help="record the results of all queries of the dashboards from a Prometheus")
+    asks.add_argument("--prometheus", required=True, metavar="URL", help="address, such as http://127.0.0.1:9090")
+    asks.add_argument(
+        "--from", dest="start", type=float, metavar="SECONDS", help="start, since the epoch (default: see --last)"
+    )
+    asks.add_argument("--to", dest="end", type=float, metavar="SECONDS", help="end, since the epoch (default: now)")
+    asks.add_argument(
+        "--last", type=float, default=3600.0, metavar="SECONDS", help="length of the range without --from (3600)"
+    )
+    asks.add_argument("--scrape", type=float, default=15.0, metavar="SECONDS", help="scrape interval (15)")
+    asks.add_argument("--var", action="append", default=[], metavar="NAME=VALUE", help="value of a variable")
     asks.set_defaults(act=_record)
-    draws = acts.add_parser("draw", help="draw the boards from what was recorded")
+    draws = acts.add_parser("draw", help="draw the dashboards from recordings")
     draws.set_defaults(act=_draw)
     for act in (asks, draws):
-        act.add_argument("--boards", type=Path, default=BOARDS, metavar="DIR", help="where NAME.json are")
-        act.add_argument("--recorded", type=Path, default=RECORDED, metavar="DIR", help="where the recordings are")
+        act.add_argument("--boards", type=Path, default=BOARDS, metavar="DIR", help="directory of NAME.json")
+        act.add_argument("--recorded", type=Path, default=RECORDED, metavar="DIR", help="directory of the recordings")
         act.add_argument("names", nargs="*", default=list(NAMES), metavar="NAME", help="fleet, node, device (all)")
-    draws.add_argument("--images", type=Path, default=IMAGES, metavar="DIR", help="where the pictures go")
+    draws.add_argument("--images", type=Path, default=IMAGES, metavar="DIR", help="output directory")
     return parser
 
 
@@ -63,8 +67,8 @@ def _record(chosen: argparse.Namespace) -> int:
     for name in chosen.names:
         board = _read(chosen.boards / f"{name}.json")
         has = {variable["name"] for variable in board.get("templating", {}).get("list", [])}
-        wanted = {key: value for key, value in variables.items() if key in has}
-        answers = record(Prometheus(chosen.prometheus), board, start, end, scrape=chosen.scrape, values=wanted)
+        selected = {key: value for key, value in variables.items() if key in has}
+        answers = record(Prometheus(chosen.prometheus), board, start, end, scrape=chosen.scrape, values=selected)
         write_recording(answers, chosen.recorded / f"{name}.json")
     return 0
 
@@ -84,7 +88,7 @@ def _draw(chosen: argparse.Namespace) -> int:
                 sys.stderr.write(f"  larger than {MAX_IMAGE_BYTES // 1000} kB\n")
                 ended = 1
         for error in dict.fromkeys(browser.page_errors):
-            sys.stderr.write(f"  the page said: {error[:500]}\n")
+            sys.stderr.write(f"  the page reported: {error[:500]}\n")
     return ended
 
 

@@ -49,7 +49,7 @@ def find_browser() -> str:
     named = os.environ.get("SCRUBBER_PREVIEW_BROWSER")
     found = named or next((path for name in NAMES if (path := shutil.which(name))), None)
     if not found:
-        raise BrowserError("no Chromium: `apt-get install --no-install-recommends chromium`")
+        raise BrowserError("Chromium was not found: `apt-get install --no-install-recommends chromium`")
     return found
 
 
@@ -108,7 +108,7 @@ class Chromium:
                 self._call("Target.closeTarget", targetId=target)
                 return base64.b64decode(shot)
             self._evaluate(session, PAUSE_EXPRESSION)
-        raise BrowserError("the page does not stand still")
+        raise BrowserError("the page keeps changing")
 
     def _size(self, session: str, width: int, height: int) -> None:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -148,19 +148,21 @@ class Chromium:
         descriptor = self._process.stdout.fileno()
         while b"\0" not in self._unread:
             if not select.select([descriptor], [], [], self._deadline)[0]:
-                raise BrowserError(f"Chromium has not answered for {self._deadline:g} s")
+                raise BrowserError(f"Chromium did not respond within {self._deadline:g} s")
             read = os.read(descriptor, 1 << 16)
             if not read:
-                raise BrowserError(f"Chromium has ended with {self._process.wait()}")
+                raise BrowserError(f"Chromium exited with status {self._process.wait()}")
             self._unread += read
         message, _, self._unread = self._unread.partition(b"\0")
         answer: dict[str, Any] = json.loads(message)
         return answer
 
     def _note(self, event: dict[str, Any]) -> None:
-        said = event.get("params", {})
+        params = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":
-            details = said["exceptionDetails"]
+            details = params["exceptionDetails"]
             self.page_errors.append(details.get("exception", {}).get("description") or details["text"])
-        elif event.get("method") == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning"):
-            self.page_errors.append(" ".join(str(part.get("value", part.get("description"))) for part in said["args"]))
+        elif event.get("method") == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
+            self.page_errors.append(
+                " ".join(str(part.get("value", part.get("description"))) for part in params["args"])
+            )

@@ -68,5 +68,5 @@ def _reduce_colours(picture: bytes) -> bytes:
 def _tool(name: str) -> str:
     found = shutil.which(name)
     if not found:
-        raise ToolMissing(f"no {name}: the preview needs Node.js 20 or newer, with npm")
+        raise ToolMissing(f"{name} was not found: the preview needs Node.js 20 or newer, with npm")
     return found

@@ -1,4 +1,4 @@
-// A PNG on stdin becomes one of at most 256 colours on stdout: boards are flat, and a third of the size tells the same.
+// Reduces a PNG from stdin to at most 256 colours on stdout: dashboards have few colours, and the file is a third of the size.
 import { buffer } from 'node:stream/consumers';
 import UPNG from 'upng-js';
 

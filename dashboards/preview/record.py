@@ -33,7 +33,7 @@ class Prometheus:
 
     def __init__(self, address: str, timeout: float = 30.0) -> None:
         if not address.startswith("http://"):
-            raise ValueError(f"{address}: only http:// is spoken here")
+            raise ValueError(f"{address}: only http:// is supported")
         self._address = address.rstrip("/")
         self._timeout = timeout
 
@@ -62,8 +62,8 @@ class Prometheus:
             with urllib.request.urlopen(url, timeout=self._timeout) as answer:
                 body = json.load(answer)
         except urllib.error.HTTPError as error:
-            said = error.read().decode(errors="replace")
-            raise PrometheusError(f"{parameters.get('query', path)}: {said}") from error
+            error_body = error.read().decode(errors="replace")
+            raise PrometheusError(f"{parameters.get('query', path)}: {error_body}") from error
         return body["data"]
 
 
@@ -87,10 +87,10 @@ def record(
     panels: dict[str, dict[str, Any]] = {}
     for panel in panels_of(board):
         step = _step((end - start) / panel.get("maxDataPoints", POINTS), scrape)
-        told = chosen | _times(step, scrape, end - start)
+        times = chosen | _times(step, scrape, end - start)
         for target in panel.get("targets", []):
             if not target.get("hide"):
-                query = substitute(target["expr"], told)
+                query = substitute(target["expr"], times)
                 answers = panels.setdefault(str(panel["id"]), {})
                 answers[target["refId"]] = _answer(prometheus, query, target, _first(start, step), end, step)
     return {

@@ -188,10 +188,10 @@ def record_dashboards(address: str, start: float, end: float, variables: Mapping
     RECORDED.mkdir(exist_ok=True)
     for name in NAMES:
         board = json.loads((BOARDS / f"{name}.json").read_text(encoding="utf-8"))
-        wanted = {} if name == "fleet" else {"instance": variables["instance"]}
+        selected = {} if name == "fleet" else {"instance": variables["instance"]}
         if name == "device":
-            wanted = dict(variables)
-        answers = recording.record(prometheus, board, start, end, scrape=SCRAPE, values=wanted)
+            selected = dict(variables)
+        answers = recording.record(prometheus, board, start, end, scrape=SCRAPE, values=selected)
         recording.write_recording(answers, RECORDED / f"{name}.json")
 
 
@@ -233,7 +233,7 @@ async def main(records: Path) -> None:
             playing = asyncio.create_task(run_scenario(*scenes))
             await asyncio.wait((playing,), timeout=DURATION)
             if playing.done():
-                raise RuntimeError("the scene was over too soon") from playing.exception()
+                raise RuntimeError("the scenario ended too early") from playing.exception()
             now = time.time()
             length = asyncio.get_running_loop().time() - began
             device = (await fleet[0].read_client.devices()).devices[RECORDED_DEVICE].id

@@ -34,7 +34,7 @@ def substitute(text: str, values: Mapping[str, VariableValue]) -> str:
     def value(match: re.Match[str]) -> str:
         name = next(group for group in match.groups() if group)
         if name not in values:
-            raise UnknownVariable(f"{match.group()} in {text!r} is no variable of the board")
+            raise UnknownVariable(f"{match.group()} in {text!r} is not a variable of the dashboard")
         return values[name].query
 
     return REFERENCE.sub(value, text)
@@ -55,32 +55,32 @@ def choose_values(
             value = requested.get(name) or str(variable.get("current", {}).get("value") or variable.get("query", ""))
             chosen[name] = VariableValue(value, value)
         else:
-            raise UnknownVariable(f"the preview does not know variables of the type {variable['type']!r} ({name})")
+            raise UnknownVariable(f"the preview does not support variables of type {variable['type']!r} ({name})")
     unknown = sorted(set(requested) - set(chosen))
     if unknown:
-        raise UnknownVariable(f"the board has no variable {', '.join(unknown)}")
+        raise UnknownVariable(f"the dashboard has no variable {', '.join(unknown)}")
     return chosen
 
 
 def _query_value(
-    variable: Mapping[str, Any], wanted: str | None, chosen: Mapping[str, VariableValue], label_values: LabelValues
+    variable: Mapping[str, Any], requested: str | None, chosen: Mapping[str, VariableValue], label_values: LabelValues
 ) -> VariableValue:
     query = variable["query"]
     text = query if isinstance(query, str) else query.get("query", "")
     match = LABEL_VALUES.match(text)
     if not match:
-        raise UnknownVariable(f"the preview knows label_values(…) only, not {text!r} ({variable['name']})")
+        raise UnknownVariable(f"the preview supports only label_values(…), not {text!r} ({variable['name']})")
     metric = match["metric"]
     values = label_values(substitute(metric, chosen) if metric else None, match["label"])
     if kept := variable.get("regex", "").strip("/"):
         values = [value for value in values if re.search(kept, value)]
-    if wanted is not None:
-        return VariableValue(wanted, _escaped(wanted) if variable.get("multi") else wanted)
+    if requested is not None:
+        return VariableValue(requested, _escaped(requested) if variable.get("multi") else requested)
     if variable.get("includeAll"):
         everything = variable.get("allValue") or "|".join(_escaped(value) for value in values)
         return VariableValue("All", everything)
     if not values:
-        raise UnknownVariable(f"nothing to choose for {variable['name']}: {text} is empty")
+        raise UnknownVariable(f"no value for {variable['name']}: {text} is empty")
     return VariableValue(values[0], values[0])
 
 

@@ -45,7 +45,7 @@ class RegistrationServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """The kubelet dials the plugin back before it answers: serve first, register second.
+        """The kubelet dials the plugin before it responds: serve first, then register.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,7 +157,7 @@ class DevicePluginServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Allocate(self, request, context):
-        """Called on the kubelet's main loop, at pod admission, once per container; an error fails the pod for good.
+        """Called on the kubelet's main loop, at pod admission, once per container; an error fails the pod permanently.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

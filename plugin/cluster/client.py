@@ -133,7 +133,7 @@ class ApiServerClient:
         )
         answer = await self._request(lambda client: client.create(wish, name=pod, namespace=namespace))
         if answer.status == "Failure":
-            raise ApiBusy(f"The API server did not evict the pod: {answer.message or 'it does not say why.'}")
+            raise ApiBusy(f"The API server did not evict the pod: {answer.message or 'it gave no reason.'}")
 
     # -- translation of the library's errors
     # ----------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class ApiServerClient:
                 raise
             except TimeoutError:
                 await self.close()
-                raise ApiUnavailable(f"The API server did not answer within {self._deadline:g} s.") from None
+                raise ApiUnavailable(f"The API server did not respond within {self._deadline:g} s.") from None
             except _LIBRARY_ERRORS as error:
                 refusal, sound = _cluster_error(error)
                 if not sound:
@@ -190,11 +190,11 @@ def _cluster_error(error: Exception) -> tuple[ClusterError, bool]:
         answered = answered.__context__
     if answered is None:
         if isinstance(error, HTTPError | InvalidURL | ConfigError | YAMLError | OSError):
-            return ApiUnavailable(f"The API server cannot be asked: {_error_text(error)}"), False
-        return ApiUnavailable(f"The API server's answer makes no sense: {_error_text(error)}"), True
+            return ApiUnavailable(f"The request to the API server failed: {_error_text(error)}"), False
+        return ApiUnavailable(f"The API server's response is invalid: {_error_text(error)}"), True
     response = answered.response
     words = _error_text(error) if isinstance(error, ApiError) else response.reason_phrase
-    message = f"The API server answered {response.status_code}: {words}"
+    message = f"The API server returned {response.status_code}: {words}"
     retryable = response.status_code == 429 or response.status_code >= 500
     kind = _KINDS.get(response.status_code, ApiBusy if retryable else ApiUnavailable)
     return kind(message, retry_after=_retry_after(response.headers.get("Retry-After", ""))), response.status_code != 401
@@ -227,7 +227,7 @@ async def _limit_body(response: Response) -> None:
     """
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise ApiUnavailable(
-            "The API server's answer is packed, which it was not asked for; a proxy may have done that."
+            "The API server's response is compressed, which was not requested; a proxy may have compressed it."
         )
     assert isinstance(response.stream, AsyncByteStream)
     response.stream = _LimitedBody(response.stream)
@@ -244,7 +244,7 @@ class _LimitedBody(AsyncByteStream):
         async for chunk in self._stream:
             left -= len(chunk)
             if left < 0:
-                raise ApiUnavailable(f"The API server's answer is longer than {MAX_ANSWER_BYTES} bytes.")
+                raise ApiUnavailable(f"The API server's response is longer than {MAX_ANSWER_BYTES} bytes.")
             yield chunk
 
     async def aclose(self) -> None:
@@ -263,10 +263,10 @@ def _config(credentials: Credentials) -> SingleConfig:
     else:
         config = KubeConfig.from_file(credentials.path).get()
     if config is None or config.user is None:
-        raise ApiUnavailable(f"{credentials} names no user: the API server would not know who asks.")
+        raise ApiUnavailable(f"{credentials} contains no user, so the API server could not authenticate the plugin.")
     if config.user.exec is not None or config.user.auth_provider is not None:
         raise ApiUnavailable(
-            f"{credentials} has a program make the token; name a token file or a client certificate instead."
+            f"{credentials} gets its token from a program, which is not supported; use a token file or a client certificate."
         )
     return config
 

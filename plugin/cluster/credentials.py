@@ -92,14 +92,14 @@ def resolve_credentials(
         wish = ClusterMode(mode)
     except ValueError:
         known = " or ".join(ClusterMode)
-        raise InvalidConfiguration(f"--cluster-reporting {mode!r} means nothing: write {known}.") from None
+        raise InvalidConfiguration(f"--cluster-reporting has the unknown value {mode!r}. Use {known}.") from None
     if node and not _NODE.fullmatch(node):
-        raise InvalidConfiguration(f"--node-name {node!r} is no name that a node can have in a cluster.")
+        raise InvalidConfiguration(f"--node-name {node!r} is not a valid name of a node.")
     if wish is ClusterMode.OFF:
-        return None, "--cluster-reporting off"
+        return None, "--cluster-reporting is off"
     credentials = find_credentials(environment, account)
     if credentials is None:
-        return None, "there are no credentials"
+        return None, "no credentials were found"
     if not node:
-        return None, "there are credentials, but nobody said which node this is: start the plugin with --node-name"
+        return None, "credentials were found, but the name of this node is unknown: start the plugin with --node-name"
     return credentials, ""

@@ -87,11 +87,11 @@ class WriterBackoff:
 
     def on_failure(self, error: ClusterError, now: float) -> None:
         wait = min(self._times.max, self._times.first * 2 ** min(self._failures, 20))
-        asked = min(self._times.max, error.retry_after)
+        requested = min(self._times.max, error.retry_after)
         self._failures += 1
         if isinstance(error, ApiForbidden):
-            wait = asked = self._times.denied
-        self._until = now + max(asked, wait * (0.5 + 0.5 * self._jitter()))
+            wait = requested = self._times.denied
+        self._until = now + max(requested, wait * (0.5 + 0.5 * self._jitter()))
 
     def reset(self) -> None:
         self._failures, self._until = 0, 0.0
@@ -156,7 +156,7 @@ class ClusterReporter:
     def start(self) -> None:
         """Start the background task."""
         self._lock.try_acquire()  # before all slow steps: an instance that stops checks for a successor
-        self._task = asyncio.create_task(self._run_forever(), name="the cluster")
+        self._task = asyncio.create_task(self._run_forever(), name="cluster reporter")
 
     async def stop(self) -> None:
         """Stop, and set the condition to "plugin stopped" if that succeeds within ``times.shutdown``.
@@ -189,7 +189,7 @@ class ClusterReporter:
 
     async def _run_forever(self) -> NoReturn:
         while True:
-            work = asyncio.create_task(self._run_writers(), name="telling the cluster")
+            work = asyncio.create_task(self._run_writers(), name="cluster writers")
             try:
                 # A task instead of a call, so that every exception, including one from a bug of ours, ends there.
                 await asyncio.wait({work})

@@ -75,7 +75,7 @@ class DeviceServiceStatus(StrEnum):
     OUT_OF_SERVICE = "out"
     CONDEMNED = "condemned"
     UNVERIFIED = "unproved"
-    """Offered although its state is out of service.
+    """Advertised although its state is out of service.
 
     The reason is an active break-glass override, a policy in observe mode, or a quarantine deferred until the device is
     released.
@@ -109,12 +109,12 @@ class OwnerNotice:
 SERVICE_AWAY_CONDITION = NodeCondition(
     ConditionStatus.UNKNOWN,
     "ScrubServiceUnavailable",
-    "The scrub service of this node does not answer, or has not looked at every device yet: no GPU is handed out.",
+    "The scrub service on this node does not respond, or has not checked every device yet. No container can start on a GPU.",
 )
 PLUGIN_STOPPED_CONDITION = NodeCondition(
     ConditionStatus.UNKNOWN,
     "PluginStopped",
-    "The device plugin of this node was stopped; nobody watches its GPUs for the cluster.",
+    "The device plugin on this node was stopped. The state of its GPUs is not reported.",
 )
 
 
@@ -142,7 +142,7 @@ class ClusterView:
         if not self.service_ready:
             return SERVICE_AWAY_CONDITION
         if not self.devices:
-            return NodeCondition(ConditionStatus.UNKNOWN, "NoGpus", "The scrub service sees no GPU on this node.")
+            return NodeCondition(ConditionStatus.UNKNOWN, "NoGpus", "The scrub service found no GPU on this node.")
         out = [
             each
             for each in self.devices
@@ -153,7 +153,7 @@ class ClusterView:
         if out:
             words.append(f"Out of service: {_listed(out)}.")
         if loose:
-            words.append(f"Offered although not proved: {_listed(loose)}.")
+            words.append(f"Advertised despite their state: {_listed(loose)}.")
         message = " ".join(words)
         if not out:
             return NodeCondition(ConditionStatus.TRUE, "SomeUnverified" if loose else "AllInService", message)
@@ -192,7 +192,7 @@ def view_after(snapshot: pb.Snapshot, before: ClusterView, *, uses_envvar: bool 
     refusals = {
         each.id: each.refusal
         for each in advertised_devices(snapshot, uses_envvar=uses_envvar)
-        if each.verdict is not ServiceVerdict.OFFERED
+        if each.verdict is not ServiceVerdict.ADVERTISED
     }
     devices = tuple(_cluster_device(each, refusals.get(each.id)) for each in snapshot.devices)
     return ClusterView(service_ready=True, devices=devices, notices=tuple(_notices(snapshot.notices)))
@@ -204,7 +204,7 @@ def _cluster_device(device: pb.SnapshotDevice, refusal: str | None) -> ClusterDe
         state = device.state if device.state in _OUT_OF_SERVICE_STATES else "withheld"
         return ClusterDevice(device.id, status, False, state, refusal)
     if device.state in _OUT_OF_SERVICE_STATES:
-        message = device.refusal or f"Device {device.id} is {device.state}, and offered all the same."
+        message = device.refusal or f"Device {device.id} is {device.state} but still advertised."
         return ClusterDevice(device.id, DeviceServiceStatus.UNVERIFIED, False, device.state, message)
     return ClusterDevice(device.id, DeviceServiceStatus.IN_SERVICE, device.certified, device.state)
 

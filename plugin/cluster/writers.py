@@ -133,11 +133,11 @@ class ConditionWriter:
             await self._write_condition(PLUGIN_STOPPED_CONDITION)
 
     async def _write_condition(self, desired: NodeCondition) -> None:
-        there, self._observed = self._observed, None  # unknown until the response arrives
-        if there is None:
-            there = await self._cluster.get_node()
+        node, self._observed = self._observed, None  # unknown until the response arrives
+        if node is None:
+            node = await self._cluster.get_node()
         now = datetime.fromtimestamp(self._wall(), UTC)
-        since = there.transition_time if there.status is desired.status and there.transition_time is not None else now
+        since = node.transition_time if node.status is desired.status and node.transition_time is not None else now
         self._sent = desired
         self._observed = await self._cluster.patch_condition(desired, since=since, now=now)
         self._written = desired
@@ -176,9 +176,9 @@ class LabelsWriter:
         return self._written_at + (self._times.spacing if urgent else self._times.labels) - now
 
     async def write(self, now: float) -> None:
-        wanted = self._desired
-        await self._cluster.patch_labels(wanted)
-        self._observed, self._written_at = wanted, now
+        desired = self._desired
+        await self._cluster.patch_labels(desired)
+        self._observed, self._written_at = desired, now
 
 
 class EventsWriter:
@@ -265,7 +265,7 @@ class EvictionWriter:
         self._next_at = now + self._times.eviction
         self._free_at[uid] = now + self._times.retry
         try:
-            asked = await self._evict(notice)
+            outcome = await self._evict(notice)
         except ApiForbidden as error:
             self._free_at[uid] = now + self._times.long_retry
             self._log.warning("eviction.refused", **who, message=str(error))
@@ -277,12 +277,14 @@ class EvictionWriter:
             self._free_at[uid] = now + max(self._times.retry, min(error.retry_after, self._times.long_retry))
             self._log.info("eviction.delayed", **who, message=str(error))
         else:
-            if asked:
+            if outcome:
                 self._free_at[uid] = now + self._times.long_retry
                 self._log.warning("pod.evicted", **who, message=notice.message)
             else:
                 self._log.warning(
-                    "eviction.withdrawn", **who, message="It was taken back, and may have arrived all the same."
+                    "eviction.withdrawn",
+                    **who,
+                    message="The request was cancelled, but the API server may already have received it.",
                 )
 
     async def _evict(self, notice: OwnerNotice) -> bool:

@@ -28,10 +28,10 @@ __all__ = ["AdvertisedDevice", "AdvertisedDevices", "Availability", "ServiceVerd
 class ServiceVerdict(StrEnum):
     """The last verdict of a ready service on a device."""
 
-    OFFERED = "advertised"
+    ADVERTISED = "advertised"
     WITHHELD = "withheld"
-    """Quarantined, or gone from the node: the device's ``refusal`` says which."""
-    NONE = "unknown"
+    """Quarantined, or gone from the node; the device's ``refusal`` explains it."""
+    UNKNOWN = "unknown"
     """No service was ready since this plugin saw the device first."""
 
 
@@ -44,7 +44,7 @@ class AdvertisedDevice:
         parent: id of the GPU that a MIG instance belongs to; empty for a whole GPU.
         profile: profile of a MIG instance, as the driver names it; empty for a whole GPU.
         pci_address: PCI address, of the GPU for a MIG instance; empty where there is none.
-        refusal: message for a pod's status; empty while the device is offered.
+        refusal: message for a pod's status; empty while the device is advertised.
         gone: it is no longer on this node, and is listed only because it once was.
         share_of: id of the device that this is a share of; empty for the device itself.
     """
@@ -143,7 +143,8 @@ class Availability:
         """Return every device, in the order of its index, with its health at ``now``."""
         trusted = not self.is_expired(now)
         return tuple(
-            replace(device, healthy=trusted and device.verdict is ServiceVerdict.OFFERED) for device in self.all_devices
+            replace(device, healthy=trusted and device.verdict is ServiceVerdict.ADVERTISED)
+            for device in self.all_devices
         )
 
     def seconds_until_expiry(self, now: float) -> float | None:
@@ -163,7 +164,7 @@ class Availability:
 def _with_verdict_of(device: AdvertisedDevice, before: AdvertisedDevice | None) -> AdvertisedDevice:
     """Return ``device`` as it is described now, with the verdict that it had ``before``."""
     if before is None:
-        return replace(device, verdict=ServiceVerdict.NONE, refusal="")
+        return replace(device, verdict=ServiceVerdict.UNKNOWN, refusal="")
     return replace(device, verdict=before.verdict, refusal=before.refusal)
 
 

@@ -49,7 +49,7 @@ def preferred_devices(
 
 
 def _readiness(device: AdvertisedDevice | None) -> int:
-    if device is None or device.verdict is ServiceVerdict.NONE:
+    if device is None or device.verdict is ServiceVerdict.UNKNOWN:
         return 1
     if device.verdict is ServiceVerdict.WITHHELD:
         return 0

@@ -57,8 +57,8 @@ class RegistrationEnd(StrEnum):
     STREAM_ENDED = "the kubelet's stream ended"
     NO_STREAM = "the kubelet accepted the plugin but opened no stream"
     SOCKET_REMOVED = "the plugin's socket was removed"
-    KUBELET_RESTARTED = "the kubelet's socket was created anew"
-    WATCHER_DID_NOT_CALL = "the kubelet did not come to plugins_registry/"
+    KUBELET_RESTARTED = "the kubelet's socket was recreated"
+    WATCHER_DID_NOT_CALL = "the kubelet did not connect to the socket in plugins_registry/"
 
     @property
     def label(self) -> str:
@@ -165,7 +165,7 @@ class KubeletPaths:
             raise InvalidConfiguration(error)
         for directory in (self.root, self.device_plugins, self.plugins_registry):
             if directory.exists() and not directory.is_dir():
-                raise InvalidConfiguration(f"{directory} is a file: the kubelet's directory is asked for.")
+                raise InvalidConfiguration(f"{directory} is a file. Use the kubelet's directory.")
             check_path_length(self.plugin_socket(directory, "0" * 8), "this plugin's socket")
         check_path_length(self.kubelet_socket, "the kubelet's socket")
         SocketFile.of(self.kubelet_socket)
@@ -175,14 +175,14 @@ def resource_name_error(name: str) -> str:
     """Return why the kubelet would refuse a resource of this name; empty when it would not."""
     domain, _, base = name.partition("/")
     label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-    hint = "Write DOMAIN/NAME, such as scrubber.dev/gpu."
+    hint = "Use DOMAIN/NAME, such as scrubber.dev/gpu."
     name_part = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
     if not re.fullmatch(rf"{label}(\.{label})*", domain) or not re.fullmatch(name_part, base):
-        return f"{name!r} is no name for a resource. {hint}"
+        return f"{name!r} is not a valid resource name. {hint}"
     if len(domain) > 244 or len(base) > 63:
-        return f"{name!r} is too long: 244 characters before the slash and 63 after it. {hint}"
+        return f"{name!r} is too long: at most 244 characters before the slash and 63 after it. {hint}"
     if "kubernetes.io/" in name or name.startswith("requests."):
-        return f"{name!r} belongs to Kubernetes: choose a domain of your own. {hint}"
+        return f"{name!r} is reserved for Kubernetes: use a domain of your own. {hint}"
     return ""
 
 
@@ -273,8 +273,8 @@ class Registrar:
             given_up = self._mode is RegistrationMode.WATCHER or self._clock() - since >= self._times.watcher_fallback
             if self._mode is not RegistrationMode.CLASSIC and given_up and places.plugins_registry.is_dir():
                 return RegistrationMode.WATCHER
-            wanted = places.plugins_registry if self._mode is RegistrationMode.WATCHER else places.device_plugins
-            self._log_waiting(f"{wanted} does not exist.")
+            directory = places.plugins_registry if self._mode is RegistrationMode.WATCHER else places.device_plugins
+            self._log_waiting(f"{directory} does not exist.")
             await asyncio.sleep(self._times.poll)
 
     async def _run_watcher(self) -> RegistrationEnd:
@@ -301,7 +301,7 @@ class Registrar:
                     if self._mode is RegistrationMode.AUTO and self._paths.device_plugins.is_dir():
                         return RegistrationEnd.WATCHER_DID_NOT_CALL
                     if now >= expected:
-                        self._log_waiting("It has not come to plugins_registry/ yet.")
+                        self._log_waiting("The kubelet has not connected to the socket in plugins_registry/ yet.")
 
     async def _run_classic(self) -> RegistrationEnd:
         """Run one incarnation in ``device-plugins/`` until it ends."""
@@ -364,10 +364,10 @@ class Registrar:
             try:
                 await deviceplugin_pb2_grpc.RegistrationStub(channel).Register(request, timeout=self._times.register)
             except grpc.aio.AioRpcError as error:
-                said = f"{error.code().name}: {error.details()}"
+                reason = f"{error.code().name}: {error.details()}"
                 outcome = "failed" if error.code() in NO_ANSWER_CODES else "refused"
                 self._observer.on_registration_attempt(self._paths.resource, RegistrationMode.CLASSIC.value, outcome)
-                raise Unavailable(f"Register at {self._paths.kubelet_socket} failed, {said}") from error
+                raise Unavailable(f"Register at {self._paths.kubelet_socket} failed: {reason}") from error
 
     @asynccontextmanager
     async def _serving(self, path: Path, watcher: _PluginInfoService | None) -> AsyncIterator[PluginServer]:

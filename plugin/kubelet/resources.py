@@ -94,13 +94,13 @@ class ResourceLayout:
                 notes[self._unlisted_reason(device)] += 1
             # A device reported only by a service that is not ready may be just one of several kinds.
             waits = device.is_nvidia and (
-                error or (self.mig is MigStrategy.SINGLE and device.verdict is ServiceVerdict.NONE)
+                error or (self.mig is MigStrategy.SINGLE and device.verdict is ServiceVerdict.UNKNOWN)
             )
             if home and not waits:
                 listed[device.id] = listed.get(device.id, frozenset()) | {home}
             for resource in sorted(listed.get(device.id, ())):
                 name = self.sharing.advertised_name(resource)
-                moved = f"Device {device.id} is not advertised as {name} any more."
+                moved = f"Device {device.id} is no longer advertised as {name}."
                 seen = device if resource == home else device.as_withheld(moved)
                 lists.setdefault(name, []).extend(self.sharing.shares_of(resource, seen))
         unmet = self.sharing.shares.keys() - set().union(*listed.values()) if judged else set()
@@ -109,8 +109,11 @@ class ResourceLayout:
             judged,
             error,
             (
-                *(f"{note} ({count} of them)" for note, count in sorted(notes.items())),
-                *(f"The configuration file shares {resource}, and this node has none" for resource in sorted(unmet)),
+                *(f"{note} (instances: {count})" for note, count in sorted(notes.items())),
+                *(
+                    f"The configuration file shares {resource}, but this node has no such resource"
+                    for resource in sorted(unmet)
+                ),
             ),
         )
         return replace(self, listed_resources=listed), arrangement
@@ -120,19 +123,19 @@ class ResourceLayout:
         gpus = [
             device
             for device in devices
-            if device.is_nvidia and not device.gone and device.verdict is not ServiceVerdict.NONE
+            if device.is_nvidia and not device.gone and device.verdict is not ServiceVerdict.UNKNOWN
         ]
         instances = [device for device in gpus if device.parent]
         profiles = sorted({device.profile or UNKNOWN_PROFILE for device in instances})
         if UNKNOWN_PROFILE in profiles:
-            why = "the driver does not say which profile an instance has"
+            why = "the driver does not report the profile of an instance"
         elif instances and len(instances) < len(gpus):
-            why = "some GPUs of this node are cut into MIG instances and some are not"
+            why = "some GPUs of this node are partitioned into MIG instances and some are not"
         elif len(profiles) > 1:
             why = f"the MIG instances of this node have different profiles ({', '.join(profiles)})"
         else:
             return ""
-        return f"With --mig-strategy single nothing can be advertised: {why}. Choose mixed, or cut all GPUs alike."
+        return f"With --mig-strategy single, no GPU can be advertised: {why}. Use mixed, or partition all GPUs alike."
 
     def _resource_of(self, device: AdvertisedDevice) -> str:
         """Return the resource of a device; empty for none."""
@@ -149,8 +152,8 @@ class ResourceLayout:
     def _unlisted_reason(self, device: AdvertisedDevice) -> str:
         """Return why a device has no resource."""
         if self.mig is MigStrategy.NONE:
-            return "MIG instances are not advertised: --mig-strategy is none; choose single or mixed"
-        return f'A MIG instance of profile "{device.profile}" is not advertised: no resource can be called after that'
+            return "MIG instances are not advertised: --mig-strategy is none; use single or mixed"
+        return f'A MIG instance of profile "{device.profile}" is not advertised: the profile cannot be part of a resource name'
 
 
 def _mig_resource(whole: str, profile: str) -> str:
@@ -204,7 +207,7 @@ class AdvertisedResources(AdvertisedDevices):
         refusals = self._publish(devices, epoch)
         usable = [
             device.as_withheld(refusals[device.id])
-            if device.id in refusals and device.verdict is ServiceVerdict.OFFERED
+            if device.id in refusals and device.verdict is ServiceVerdict.ADVERTISED
             else device
             for device in devices
         ]

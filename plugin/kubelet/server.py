@@ -61,7 +61,7 @@ __all__ = [
 
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
-INTERNAL_ERROR = "The device plugin on this node failed to answer; its log says why."
+INTERNAL_ERROR = "The device plugin on this node failed. Its log contains the cause."
 
 SOCKET_UMASK = 0o117
 """umask: the kubelet runs as root, and no other user needs this socket."""
@@ -171,8 +171,8 @@ def call_context(
         refused: logs an error that was raised on purpose.
     """
     facts = call_fields(call, resource, request)
-    asked = facts.get("devices")
-    count = len(set(asked)) if isinstance(asked, list) else None
+    device_ids = facts.get("devices")
+    count = len(set(device_ids)) if isinstance(device_ids, list) else None
     span = tracer.span(call, resource=resource, devices=count) if call in TRACED_CALLS else NOOP_TRACER.span(call)
     with log_context(**facts), span as open_:
         try:
@@ -325,7 +325,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         for id_ in unique_ids(device_ids):
             device = self._advertised.find(id_)
             if device is None:
-                raise InvalidRequest(f"Device {id_} is not one of this plugin's: ask for one of its list.")
+                raise InvalidRequest(f"Device {id_} is not in the list of this plugin. Request one of the list.")
             if device.verdict is ServiceVerdict.WITHHELD:
                 raise Quarantined(device.refusal, public_message=device.refusal)
             devices.append(device)
@@ -358,7 +358,7 @@ def unique_ids(device_ids: Sequence[str]) -> list[str]:
     if not ids:
         raise InvalidRequest("The request names no device: a container's call needs at least one device id.")
     if not ids[0]:
-        raise InvalidRequest("The request names a device by an empty id.")
+        raise InvalidRequest("The request contains an empty device id.")
     for one, other in itertools.pairwise(ids):
         if one == other:
             raise InvalidRequest(f"The request names device {one} twice.")
@@ -415,7 +415,7 @@ class PluginServer:
             if not self.path.parent.is_dir():
                 raise Unavailable(f"{self.path.parent} does not exist.") from error
             raise InvalidConfiguration(
-                f"No socket can be made at {self.path}: is the directory writable for uid {os.geteuid()}?"
+                f"Cannot create a socket at {self.path}. Check that uid {os.geteuid()} can write to the directory."
             ) from error
         finally:
             os.umask(before)

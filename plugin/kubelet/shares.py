@@ -81,8 +81,8 @@ class TimeSlicing:
         """
         if self.single_share_only and len(container) > 1 and any(device.share_of for device in container):
             raise InvalidRequest(
-                f"The container asks for {len(container)} shares of devices, and one is the most "
-                "(failRequestsGreaterThanOne): a second one would give it no more of a device."
+                f"The container requests {len(container)} shares of devices, but the maximum is one "
+                "(failRequestsGreaterThanOne): a second share would give it no more of a device."
             )
 
 

@@ -45,7 +45,7 @@ class SocketFile:
             return None
         if not stat.S_ISSOCK(found.st_mode):
             kind = "regular file" if stat.S_ISREG(found.st_mode) else "directory or special file"
-            raise InvalidConfiguration(f"{path} is a {kind}, not a socket: move it away, or name another directory.")
+            raise InvalidConfiguration(f"{path} is a {kind}, not a socket. Move it, or use another directory.")
         return cls(found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
@@ -58,8 +58,8 @@ def check_path_length(path: Path, what: str) -> None:
     length = len(os.fsencode(path))
     if length > MAX_PATH_BYTES:
         raise InvalidConfiguration(
-            f"The path of {what}, {path}, has {length} bytes; a Unix socket's may have {MAX_PATH_BYTES}. "
-            "Choose a shorter directory."
+            f"The path of {what}, {path}, has {length} bytes; the limit for a Unix socket is {MAX_PATH_BYTES}. "
+            "Use a directory with a shorter path."
         )
 
 

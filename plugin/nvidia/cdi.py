@@ -160,16 +160,16 @@ class CdiPublisher:
             probe.unlink(missing_ok=True)  # another instance of the plugin may have removed it
         except OSError as error:
             raise InvalidConfiguration(
-                f"No CDI specification can be written in {directory}: {error.strerror}. Make it writable for the "
-                "plugin, name another with --cdi-dir, or choose a --device-list-strategy without CDI."
+                f"Cannot write a CDI specification to {directory}: {error.strerror}. Make it writable for the "
+                "plugin, set another directory with --cdi-dir, or use a --device-list-strategy without CDI."
             ) from error
         if self._hook is None:
             self._log.warning(
                 "cdi.hook-missing",
-                message="No nvidia-cdi-hook or nvidia-ctk was found: containers get the driver's libraries by name, and "
-                "their linker's cache is not renewed.",
-                remedy="install NVIDIA's container toolkit, and name the program's path on the host with "
-                "--nvidia-cdi-hook-path",
+                message="Neither nvidia-cdi-hook nor nvidia-ctk was found: containers get the driver's libraries by name, "
+                "and their linker cache is not updated.",
+                remedy="install NVIDIA's container toolkit, and set --nvidia-cdi-hook-path to the program's path on the "
+                "host",
             )
 
     def publish(self, devices: Sequence[AdvertisedDevice], epoch: str) -> Mapping[str, str]:
@@ -205,7 +205,7 @@ class CdiPublisher:
         self._last_error = why
         return {
             gpu.id: f"Device {gpu.id} cannot be given to a container: its CDI specification cannot be written. "
-            "The plugin's log on the node says why."
+            "The plugin's log on the node contains the cause."
             for gpu in gpus
         }
 
@@ -238,6 +238,6 @@ class CdiPublisher:
 def _unusable_reason(gpu: AdvertisedDevice) -> str:
     """Return why a device cannot be part of a specification; empty when it can."""
     if not _NAME.fullmatch(gpu.id):
-        return f"Device {gpu.id} cannot be named in a CDI specification: choose a --device-list-strategy without CDI."
+        return f"Device {gpu.id} cannot be named in a CDI specification: use a --device-list-strategy without CDI."
     own = {access.container_path for access in gpu.access if access.kind is AccessKind.DEVICE_NODE} - CONTROL_NODES
     return "" if own else f"Device {gpu.id} has no device node of its own."

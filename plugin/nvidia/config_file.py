@@ -49,10 +49,10 @@ class ConfigFile:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self.configuration_error(at, "must be a section of keys and values")
+            raise self.configuration_error(at, "must be a mapping of keys to values")
         for key in value:
             if key not in known:
-                raise self.configuration_error((*at, key), f"is not known; there is {', '.join(sorted(known))}")
+                raise self.configuration_error((*at, key), f"is not a known key; known are {', '.join(sorted(known))}")
         return value
 
     def choice(self, at: Location, section: Mapping[str, Value], key: str, kind: type[_Choice]) -> _Choice | None:
@@ -63,21 +63,21 @@ class ConfigFile:
         try:
             return kind(str(value))
         except ValueError:
-            raise self.configuration_error((*at, key), f'is "{value}"; write one of {", ".join(kind)}') from None
+            raise self.configuration_error((*at, key), f'is "{value}"; use one of: {", ".join(kind)}') from None
 
     def boolean(self, at: Location, section: Mapping[str, Value], key: str) -> bool | None:
         """Return true or false."""
         value = section.get(key)
         if value is None or isinstance(value, bool):
             return value
-        raise self.configuration_error((*at, key), f'is "{value}"; write true or false')
+        raise self.configuration_error((*at, key), f'is "{value}"; use true or false')
 
     def text(self, at: Location, section: Mapping[str, Value], key: str) -> str | None:
         """Return a string; None for an empty one."""
         value = section.get(key)
         if value is None or isinstance(value, str):
             return value or None
-        raise self.configuration_error((*at, key), f'is "{value}"; write a text')
+        raise self.configuration_error((*at, key), f'is "{value}"; use a string')
 
     def path(
         self, at: Location, section: Mapping[str, Value], key: str, kind: Callable[[str], _Place]
@@ -85,7 +85,7 @@ class ConfigFile:
         """Return a path that begins with a slash."""
         value = self.text(at, section, key)
         if value is not None and not value.startswith("/"):
-            raise self.configuration_error((*at, key), f'is "{value}"; write a path that begins with /')
+            raise self.configuration_error((*at, key), f'is "{value}"; use a path that begins with /')
         return None if value is None else kind(value)
 
     def origin(self, location: Location) -> str:
@@ -108,15 +108,15 @@ def read_sharing(file: ConfigFile, value: Value, preference: SharePreference | N
     if file.section(("sharing", "mps"), ways.get("mps"), keys).get("resources"):
         raise file.configuration_error(
             ("sharing", "mps"),
-            "asks for MPS, which is detected and not provided: the service scrubs no device that an MPS server has. "
-            "Write timeSlicing, or remove it",
+            "requests MPS, which is not supported: the service does not scrub a device that an MPS server uses. "
+            "Use timeSlicing, or remove it",
         )
     slicing = file.section(_AT, ways.get("timeSlicing"), keys)
     renamed = bool(file.boolean(_AT, slicing, "renameByDefault"))
     one_each = bool(file.boolean(_AT, slicing, "failRequestsGreaterThanOne"))
     entries = slicing.get("resources")
     if not isinstance(entries, list | None):
-        raise file.configuration_error((*_AT, "resources"), "must be a list of names and replicas")
+        raise file.configuration_error((*_AT, "resources"), "must be a list of entries with name and replicas")
     if not entries:
         return None
     shares: dict[str, int] = {}
@@ -125,7 +125,7 @@ def read_sharing(file: ConfigFile, value: Value, preference: SharePreference | N
         known = file.section(where, entry, {"name", "replicas", "rename", "devices"})
         name = _name(file, where, known)
         if name in shares:
-            raise file.configuration_error(where, f"names {name} a second time")
+            raise file.configuration_error(where, f"lists {name} twice")
         shares[name] = _replicas(file, where, known)
         sharing = TimeSlicing({name: shares[name]}, renamed)
         _refuse_ignored_keys(file, where, known, name, sharing.advertised_name(name))
@@ -137,7 +137,7 @@ def read_sharing(file: ConfigFile, value: Value, preference: SharePreference | N
 def _name(file: ConfigFile, where: Location, entry: Mapping[str, Value]) -> str:
     name = file.text(where, entry, "name")
     if name is None:
-        raise file.configuration_error(where, "has no name; write the resource's, such as nvidia.com/gpu")
+        raise file.configuration_error(where, "has no name; set a resource name, such as nvidia.com/gpu")
     return _qualified(name)
 
 
@@ -149,9 +149,9 @@ def _qualified(name: str) -> str:
 def _replicas(file: ConfigFile, where: Location, entry: Mapping[str, Value]) -> int:
     count = entry.get("replicas")
     if count is None:
-        raise file.configuration_error(where, "has no replicas; write how many shares each device has")
+        raise file.configuration_error(where, "has no replicas; set the number of shares of each device")
     if not isinstance(count, int) or isinstance(count, bool) or not 2 <= count <= MAX_SHARES:
-        raise file.configuration_error((*where, "replicas"), f'is "{count}"; write a number from 2 to {MAX_SHARES}')
+        raise file.configuration_error((*where, "replicas"), f'is "{count}"; use a number from 2 to {MAX_SHARES}')
     return count
 
 
@@ -162,11 +162,11 @@ def _refuse_ignored_keys(
     if rename is not None and _qualified(rename) != advertised_name:
         raise file.configuration_error(
             (*where, "rename"),
-            f"calls {name} {rename}, which NVIDIA's plugin ignores: it is {advertised_name}. Remove it; renameByDefault: true "
-            "puts .shared behind the name",
+            f"renames {name} to {rename}, which NVIDIA's plugin ignores: the name is {advertised_name}. Remove it; "
+            "renameByDefault: true appends .shared to the name",
         )
     if entry.get("devices") not in (None, "all"):
         raise file.configuration_error(
             (*where, "devices"),
-            "chooses devices, which NVIDIA's plugin ignores: it shares all. Remove it, or write all",
+            "selects devices, which NVIDIA's plugin ignores: it shares all. Remove it, or use all",
         )

@@ -155,7 +155,7 @@ def find_cdi_hook(root: DriverRoot) -> CdiHook | None:
 
 def _driver_version(root: Path) -> str:
     """Return the version of the kernel module if it is readable, else of the only ``libcuda`` below ``root``."""
-    said = _kernel_module_version(root)
+    version = _kernel_module_version(root)
     found = sorted(
         {
             match[1]
@@ -164,27 +164,27 @@ def _driver_version(root: Path) -> str:
             if (match := _CUDA.fullmatch(name))
         }
     )
-    where = f"below {root}; the plugin is told where the driver is with --nvidia-driver-root and --driver-root-ctr-path"
+    where = f"below {root}. Set the driver's location with --nvidia-driver-root and --driver-root-ctr-path"
     if not found:
         raise InvalidConfiguration(f"NVIDIA's driver was not found: there is no libcuda.so.<version> {where}.")
-    if said is not None and said not in found:
+    if version is not None and version not in found:
         raise InvalidConfiguration(
-            f"The kernel runs NVIDIA's driver {said}, and there is only libcuda.so.{' and '.join(found)} {where}."
+            f"The kernel runs NVIDIA's driver {version}, but there is only libcuda.so.{' and '.join(found)} {where}."
         )
-    if said is None and len(found) > 1:
+    if version is None and len(found) > 1:
         raise InvalidConfiguration(
-            f"It is not known which driver runs: there are libcuda.so.{' and '.join(found)} {where}."
+            f"The version of the running driver is unknown: there are libcuda.so.{' and '.join(found)} {where}."
         )
-    return said or found[0]
+    return version or found[0]
 
 
 def _kernel_module_version(root: Path) -> str | None:
     """Return the version of the kernel module; None where it is not readable."""
     try:
-        said = _KERNEL_MODULE.search((root / "proc/driver/nvidia/version").read_bytes().decode(errors="replace"))
+        match = _KERNEL_MODULE.search((root / "proc/driver/nvidia/version").read_bytes().decode(errors="replace"))
     except OSError:
         return None
-    return None if said is None else said[1]
+    return None if match is None else match[1]
 
 
 def _directories(root: Path) -> Iterator[Path]:

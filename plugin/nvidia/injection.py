@@ -109,14 +109,14 @@ class NvidiaInjection:
     def __post_init__(self) -> None:
         if not _PREFIX.fullmatch(self.annotation_prefix) or len(self.annotation_prefix) > _MAX_PREFIX_LENGTH:
             raise InvalidConfiguration(
-                f'The prefix of CDI annotations cannot be "{self.annotation_prefix}"; '
-                f"write a domain and a slash, such as {CDI_ANNOTATION_PREFIX}."
+                f'"{self.annotation_prefix}" is not a valid prefix of CDI annotations. '
+                f"Use a domain and a slash, such as {CDI_ANNOTATION_PREFIX}."
             )
         if self.features and self.is_cdi_only:
             named = ", ".join(sorted(self.features))
             raise InvalidConfiguration(
-                f"{named}: this is asked of NVIDIA's runtime, which is not asked for anything when CDI alone injects; "
-                "choose envvar or volume-mounts beside it, or leave it out."
+                f"{named} has no effect when only CDI injects devices, because NVIDIA's runtime would provide it. "
+                "Add envvar or volume-mounts to --device-list-strategy, or remove it."
             )
 
     @property
@@ -156,7 +156,7 @@ def parse_list_strategies(values: Iterable[str], origin: str) -> tuple[ListStrat
     known = ", ".join(ListStrategy)
     for word in words:
         if word not in list(ListStrategy):
-            raise InvalidConfiguration(f'{origin}: "{word}" is no way to pass devices; write one or more of {known}.')
+            raise InvalidConfiguration(f'{origin}: "{word}" is not a way to pass devices. Use one or more of: {known}.')
     if not words:
-        raise InvalidConfiguration(f"{origin}: there is no way to pass devices; write one or more of {known}.")
+        raise InvalidConfiguration(f"{origin}: no way to pass devices is set. Use one or more of: {known}.")
     return tuple(each for each in ListStrategy if each in words)

@@ -70,8 +70,10 @@ class NvidiaOptions:
     def with_fallback(self, other: NvidiaOptions) -> NvidiaOptions:
         """Return these options, with ``other`` for those that are not set."""
         mine = {each.name: getattr(self, each.name) for each in fields(self)}
-        theirs = {each.name: getattr(other, each.name) for each in fields(other)}
-        return NvidiaOptions(**{name: theirs[name] if value is None else value for name, value in mine.items()})
+        fallback_values = {each.name: getattr(other, each.name) for each in fields(other)}
+        return NvidiaOptions(
+            **{name: fallback_values[name] if value is None else value for name, value in mine.items()}
+        )
 
 
 def options_from_flags(
@@ -93,7 +95,7 @@ def options_from_flags(
     Raises:
         InvalidConfiguration: a strategy that does not exist, or a path that does not begin with a slash.
     """
-    asked = features or {}
+    requested = features or {}
     return NvidiaOptions(
         list_strategies=parse_list_strategies(strategies, "--device-list-strategy") if strategies else None,
         ids=IdStrategy(ids) if ids else None,
@@ -105,9 +107,9 @@ def options_from_flags(
         annotation_prefix=annotation_prefix or None,
         hook=_absolute("--nvidia-cdi-hook-path", hook, str),
         fail_on_init_error=fail_on_init_error,
-        gdrcopy=asked.get(Feature.GDRCOPY),
-        gds=asked.get(Feature.GDS),
-        mofed=asked.get(Feature.MOFED),
+        gdrcopy=requested.get(Feature.GDRCOPY),
+        gds=requested.get(Feature.GDS),
+        mofed=requested.get(Feature.MOFED),
     )
 
 
@@ -118,7 +120,7 @@ def _absolute(flag: str, words: str | None, kind: Callable[[str], _Place]) -> _P
     if not words:
         return None
     if not words.startswith("/"):
-        raise InvalidConfiguration(f'{flag}: "{words}" is no place on the host; write a path that begins with /.')
+        raise InvalidConfiguration(f'{flag}: "{words}" is not an absolute path. Use a path that begins with /.')
     return kind(words)
 
 
@@ -195,8 +197,8 @@ def health_check_warning(disabled: str) -> str:
     if not disabled:
         return ""
     return (
-        f"DP_DISABLE_HEALTHCHECKS={disabled} changes nothing in the plugin: the scrub service judges health. Set it for "
-        "scrubber serve, or better, list the XIDs under xids: ignore in the policy."
+        f"DP_DISABLE_HEALTHCHECKS={disabled} has no effect on the plugin: the scrub service checks health. Set it for "
+        "scrubber serve or, better, list the XIDs under xids: ignore in the policy."
     )
 
 
@@ -205,8 +207,8 @@ def index_warning(injection: NvidiaInjection) -> str:
     if injection.ids is IdStrategy.UUID or injection.is_cdi_only:
         return ""
     return (
-        "Containers are told indices, and NVIDIA's runtime counts GPUs anew at every start: once one is lost or added, an "
-        "index is another GPU's, which may be somebody else's. Choose --device-id-strategy uuid."
+        "Containers get device indices, and NVIDIA's runtime renumbers the GPUs at every start: after a GPU is lost or "
+        "added, an index means another GPU, which may belong to another tenant. Use --device-id-strategy uuid."
     )
 
 
@@ -237,11 +239,11 @@ class _Reader:
         top = self._file.section((), self._file.root, {"version", "flags", "resources", "sharing", "imex"})
         version = top.get("version")
         if version not in (None, "v1"):
-            raise self._file.configuration_error(("version",), f'is "{version}"; only v1 is read')
+            raise self._file.configuration_error(("version",), f'is "{version}"; only v1 is supported')
         self._refuse_renaming(top.get("resources"))
         if self._file.section(("imex",), top.get("imex"), {"channelIDs", "required"}).get("channelIDs"):
             raise self._file.configuration_error(
-                ("imex",), "asks for IMEX channels, which this plugin does not hand out; remove it"
+                ("imex",), "requests IMEX channels, which this plugin does not support; remove it"
             )
         return self._flags(top.get("flags"), top.get("sharing"))
 
@@ -292,16 +294,18 @@ class _Reader:
         """Refuse entries that would rename a resource; NVIDIA's plugin silently ignores them."""
         for kind, entries in self._file.section(("resources",), resources, {"gpus", "mig"}).items():
             if not isinstance(entries, list | None):
-                raise self._file.configuration_error(("resources", kind), "must be a list of patterns and names")
+                raise self._file.configuration_error(
+                    ("resources", kind), "must be a list of entries with pattern and name"
+                )
             for position, entry in enumerate(entries or []):
                 where = ("resources", kind, position)
                 known = self._file.section(where, entry, {"pattern", "name"})
                 pattern, name = str(known.get("pattern")), str(known.get("name"))
-                usual = "gpu" if kind == "gpus" else f"mig-{pattern.replace('+', '.')}"
+                default_name = "gpu" if kind == "gpus" else f"mig-{pattern.replace('+', '.')}"
                 domain = NVIDIA_RESOURCE.partition("/")[0]
-                if (kind == "gpus" and pattern != "*") or name not in (usual, f"{domain}/{usual}"):
+                if (kind == "gpus" and pattern != "*") or name not in (default_name, f"{domain}/{default_name}"):
                     raise self._file.configuration_error(
                         where,
-                        f"calls {pattern} {name}: resources are not renamed by this file (NVIDIA's plugin ignores that "
-                        "too). Remove it; --resource-name names the resource of whole GPUs",
+                        f"renames {pattern} to {name}, but this file cannot rename resources (NVIDIA's plugin ignores it "
+                        "too). Remove it; --resource-name sets the name of the resource of whole GPUs",
                     )

@@ -102,11 +102,11 @@ class DeviceIds:
         if len(matches) == 1:
             return ResolvedId(next(iter(matches)), base=base, replica=replica)
         if matches:
-            refusal = f"Device {id_} is not handed out: it could be any of {', '.join(sorted(matches))}."
+            refusal = f"Device {id_} is withheld: its id is ambiguous and may mean {', '.join(sorted(matches))}."
         elif base and any(each.parent == base for each in self.devices):
-            refusal = f"Device {id_} is not handed out: it is cut into instances, which are handed out one by one."
+            refusal = f"Device {id_} is withheld: it is partitioned into instances, which are allocated individually."
         else:
-            refusal = f"Device {id_} is not handed out: the scrub service knows no device that is called so."
+            refusal = f"Device {id_} is withheld: the scrub service knows no device with this id."
         return ResolvedId(refusal=refusal, base=base, replica=replica)
 
     def _matches(self, base: str) -> frozenset[str]:
@@ -149,8 +149,8 @@ def refuse_if_changed(id_: str, resolved: ResolvedId, before: str) -> ResolvedId
     if not resolved.device or not before or resolved.device == before:
         return resolved
     refusal = (
-        f"Device {id_} is not handed out: it was {before} and is {resolved.device} now. Containers that were given it "
-        "have the former; restart the plugin once there are none."
+        f"Device {id_} is withheld: its id meant {before} and now means {resolved.device}. Containers that were allocated "
+        f"it have {before}; restart the plugin once there are none."
     )
     return ResolvedId(refusal=refusal, base=resolved.base, replica=resolved.replica)
 
@@ -176,6 +176,6 @@ def _check_claim(id_: str, resolved: ResolvedId, claimants: _Claimants, resource
         return resolved
     other, base, replica = others[0]
     called = f"{base}{REPLICA_SEPARATOR}…" if replica else base
-    listed = f"is also listed as {called}" if other == resource else f"{other} lists as {called}"
-    refusal = f"Device {id_} is not handed out: it is {resolved.device}, which {listed}."
+    listed = f"is also listed as {called}" if other == resource else f"{other} also lists as {called}"
+    refusal = f"Device {id_} is withheld: it is {resolved.device}, which {listed}."
     return ResolvedId(refusal=refusal, base=resolved.base, replica=resolved.replica)

@@ -86,7 +86,7 @@ def build_entries(
             device,
             ResolvedId(base=device.ID),
             devices,
-            f"The vendor's plugin does not list device {device.ID} any more.",
+            f"The vendor's plugin no longer lists device {device.ID}.",
         )
         for device in report.dropped
     ]
@@ -94,21 +94,21 @@ def build_entries(
 
 
 def _unhealthy_reason(
-    said: VendorReport, device: kubelet.Device, meaning: ResolvedId, offers: Mapping[str, AdvertisedDevice]
+    report: VendorReport, device: kubelet.Device, meaning: ResolvedId, offers: Mapping[str, AdvertisedDevice]
 ) -> str:
     """Return why a device is unhealthy; empty only for a healthy one."""
     if meaning.refusal:
         return meaning.refusal
-    if said.unusable_reason:
-        return said.unusable_reason
+    if report.unusable_reason:
+        return report.unusable_reason
     if device.health != HEALTHY:
-        return f"The vendor's plugin calls device {device.ID} {device.health or 'nothing'!r}."
+        return f"The vendor's plugin reports the health of device {device.ID} as {device.health!r}."
     offer = offers.get(meaning.device)
-    if offer is not None and offer.healthy and offer.verdict is ServiceVerdict.OFFERED:
+    if offer is not None and offer.healthy and offer.verdict is ServiceVerdict.ADVERTISED:
         return ""
     if offer is not None and offer.verdict is ServiceVerdict.WITHHELD:
         return offer.refusal or f"Device {device.ID} is out of service."
-    return f"No scrub service has spoken for device {device.ID}, or none has for too long."
+    return f"No ready scrub service has reported device {device.ID}, or its last report is too old."
 
 
 def _entry(

@@ -110,7 +110,7 @@ class UpstreamDevices(AdvertisedDevices):
         if self._tasks is None:
             following.close()
             raise Unavailable("The plugin is stopping.")
-        return self._tasks.create_task(following, name="a vendor's list")
+        return self._tasks.create_task(following, name="vendor's list")
 
     def _seconds_until_change(self) -> float | None:
         now = self._clock()

@@ -70,20 +70,20 @@ def check_directory(directory: Path, kubelet_dir: Path) -> None:
         real = kubelet_dir / name
         if directory.resolve() == real.resolve() or (directory.exists() and real.exists() and directory.samefile(real)):
             raise InvalidConfiguration(
-                f"{directory} is the kubelet's own directory: a socket of ours there would take the kubelet's place. "
-                "Name an empty directory, and mount that one where the vendor's plugin looks for the kubelet."
+                f"{directory} is the kubelet's own directory: a socket there would replace the kubelet's. Use an empty "
+                "directory, and mount it where the vendor's plugin expects the kubelet's."
             )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()
     except OSError as error:
-        raise InvalidConfiguration(f"{directory} cannot be made a directory: {error.strerror}.") from error
+        raise InvalidConfiguration(f"The directory {directory} cannot be created: {error.strerror}.") from error
     if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
         raise InvalidConfiguration(
-            f"{directory} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}: who may write "
-            f"there may register as a device plugin. Give it to uid {os.geteuid()} alone (chmod 0700)."
+            f"{directory} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}: any process that can "
+            f"write there can register as a device plugin. Permit only uid {os.geteuid()} (chown, chmod 0700)."
         )
-    check_path_length(directory / f".kubelet-{'0' * 8}.sock", "the kubelet's socket for vendors' plugins")
+    check_path_length(directory / f".kubelet-{'0' * 8}.sock", "the registration socket for vendors' plugins")
 
 
 class _Registrations(deviceplugin_pb2_grpc.RegistrationServicer):
@@ -181,15 +181,15 @@ class UpstreamRegistry:
 
     def _endpoint(self, request: kubelet.RegisterRequest) -> Path:
         if request.version != API_VERSION:
-            raise InvalidRequest(f"Version {request.version!r} is not supported: register as {API_VERSION}.")
+            raise InvalidRequest(f"Version {request.version!r} is not supported: use {API_VERSION}.")
         if name_error := resource_name_error(request.resource_name):
             raise InvalidRequest(name_error)
         if request.resource_name not in self.devices.upstreams and len(self.devices.upstreams) >= MAX_RESOURCES:
-            raise InvalidRequest(f"{MAX_RESOURCES} resources are registered here already, and no more are taken.")
+            raise InvalidRequest(f"{MAX_RESOURCES} resources are registered already, which is the limit.")
         name = request.endpoint
         if not name or name in (".", "..", KUBELET_SOCKET_NAME) or "/" in name or "\0" in name:
             raise InvalidRequest(
-                f"{name!r} is no endpoint: it is the base name of a socket beside {KUBELET_SOCKET_NAME}."
+                f"{name!r} is not a valid endpoint: use the base name of a socket beside {KUBELET_SOCKET_NAME}."
             )
         try:
             check_path_length(self.directory / name, "the plugin's socket")
@@ -212,7 +212,7 @@ class UpstreamRegistry:
             server.add_insecure_port(f"unix:{hidden}")
         except RuntimeError as error:
             raise InvalidConfiguration(
-                f"No socket can be made in {self.directory}: is it writable for uid {os.geteuid()}?"
+                f"Cannot create a socket in {self.directory}. Check that uid {os.geteuid()} can write to it."
             ) from error
         finally:
             os.umask(mask)
@@ -232,12 +232,10 @@ class UpstreamRegistry:
         while True:
             await asyncio.sleep(self.times.poll)
             if not self._is_intact:
-                return "The socket for vendors' plugins was removed; it is made anew."
+                return "The socket for vendors' plugins was removed and is recreated."
             missing = self.devices.missing_resources()
             if self._rotation.check_due(missing, self.clock()):
-                return (
-                    f"No plugin answers for {', '.join(sorted(missing))}; the socket is made anew for them to notice."
-                )
+                return f"No plugin serves {', '.join(sorted(missing))}; the socket is recreated so that they register again."
 
     @property
     def _is_intact(self) -> bool:
@@ -247,8 +245,8 @@ class UpstreamRegistry:
         """Refuse a socket with a listener: we hold the lock, so it is not another instance of this plugin."""
         if await has_listener(self.socket, self.times.probe):
             raise InvalidConfiguration(
-                f"Somebody else serves {self.socket}: is {self.directory} the directory of a running kubelet? "
-                "Name an empty one."
+                f"Another process serves {self.socket}. {self.directory} may be the directory of a running kubelet: "
+                "use an empty one."
             )
 
     @asynccontextmanager
@@ -260,7 +258,7 @@ class UpstreamRegistry:
         try:
             lock = os.open(self.directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise InvalidConfiguration(f"{self.directory / LOCK_NAME} cannot be made: {error.strerror}.") from error
+            raise InvalidConfiguration(f"{self.directory / LOCK_NAME} cannot be created: {error.strerror}.") from error
         try:
             while True:
                 with contextlib.suppress(BlockingIOError):

@@ -82,7 +82,7 @@ class UpstreamResource:
             self._vendor, self._fresh = vendor, True
             self.options = vendor.options
             self.vendor_state = self.vendor_state.on_registration().on_disconnect(
-                f"The vendor's plugin for {self.resource} has registered and has sent no list yet.", self.clock()
+                f"The vendor's plugin for {self.resource} has registered but has not sent a list yet.", self.clock()
             )
             self._follow_task = spawn(self._follow(vendor))
 
@@ -101,7 +101,7 @@ class UpstreamResource:
                     lambda: (self.is_available and self._vendor is not after) or bool(self._unusable_reason)
                 )
         if self._vendor in (None, after) or not self.is_available:
-            away = f"The vendor's plugin for {self.resource} is away; its own log says why."
+            away = f"The vendor's plugin for {self.resource} is not available. Its log may contain the cause."
             raise Unavailable(
                 self._unusable_reason or self.vendor_state.disconnect_reason,
                 public_message=self.vendor_state.public_fault(self.clock()) or away,

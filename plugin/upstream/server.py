@@ -146,8 +146,8 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     ) -> kubelet.PreferredAllocationResponse:
         offers = self._devices_by_vendor_id()
         narrowed = [narrow_to_clean(each, offers) for each in request.container_requests]
-        asked = kubelet.PreferredAllocationRequest(container_requests=narrowed)
-        answer = await self._vendor_preference(asked)
+        vendor_request = kubelet.PreferredAllocationRequest(container_requests=narrowed)
+        answer = await self._vendor_preference(vendor_request)
         if answer is not None:
             return answer
         return kubelet.PreferredAllocationResponse(
@@ -201,12 +201,12 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         for id_ in ids:
             self._resolve(id_)
         await self._devices.ensure_mapped(resource, ids)
-        wanted = self._upstream.options.pre_start_required
-        if wanted:
+        required = self._upstream.options.pre_start_required
+        if required:
             # A hand-over uses up a certificate: do not spend one on a start for which the vendor cannot be called.
             await self._upstream.current_vendor()
         await self._gate.hand_over(ids, resource, ends - self._clock(), span)
-        if not wanted:
+        if not required:
             return kubelet.PreStartContainerResponse()
         vendor = await self._upstream.current_vendor()
         return await vendor.pre_start_container(request, ends - self._clock() - ANSWER_MARGIN)
@@ -239,7 +239,7 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             answer = await vendor.get_preferred_allocation(request)
             if is_valid_preference(request, answer):
                 return answer
-            message = "It is none of what was asked."
+            message = "The response does not match the request."
         except ScrubberError as error:
             message = str(error)
         self.log.warning("upstream.preference-ignored", message=message)
@@ -276,7 +276,7 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         for id_ in unique_ids(device_ids):
             entry = self._upstream.device_list.entries.get(id_)
             if entry is None:
-                raise InvalidRequest(f"Device {id_} is not one of this plugin's: ask for one of its list.")
+                raise InvalidRequest(f"Device {id_} is not in the list of this plugin. Request one of the list.")
             devices.append(self._resolve(id_))
             if entry.device is not None and entry.device.verdict is ServiceVerdict.WITHHELD:
                 raise Quarantined(entry.device.refusal, public_message=entry.device.refusal)
@@ -292,14 +292,14 @@ class UpstreamDevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         unallocated = self._devices.device_paths.unallocated_devices(answer, devices)
         if unallocated:
             raise VendorInvalidAnswer(
-                f"The vendor's plugin for {resource} was asked for {', '.join(sorted(devices))} and gives "
-                f"{', '.join(unallocated)}: its ids are not what they are taken for.",
-                public_message=f"The vendor's plugin for {resource} gives another device than the one that was asked for.",
+                f"The vendor's plugin for {resource} was to allocate {', '.join(sorted(devices))} but returned "
+                f"{', '.join(unallocated)}: its ids mean other devices than expected.",
+                public_message=f"The vendor's plugin for {resource} returned another device than the requested one.",
             )
         if uses_envvar(answer) and not self._injection.uses_envvar:
             message = (
-                f"The vendor's plugin for {resource} announces devices by an environment variable, which "
-                "--device-list-strategy does not name: say there what the vendor's plugin was told, or tell it otherwise."
+                f"The vendor's plugin for {resource} passes devices in an environment variable, which "
+                "--device-list-strategy does not include: configure both plugins alike."
             )
             raise VendorInvalidAnswer(message, public_message=message)
 
@@ -325,7 +325,7 @@ def narrow_to_clean(
 
 
 def _by_readiness(devices: dict[str, AdvertisedDevice]) -> Iterator[frozenset[str]]:
-    usable = {id_: offer for id_, offer in devices.items() if offer.verdict is ServiceVerdict.OFFERED}
+    usable = {id_: offer for id_, offer in devices.items() if offer.verdict is ServiceVerdict.ADVERTISED}
     yield frozenset(id_ for id_, offer in usable.items() if offer.certified)
     yield frozenset(id_ for id_, offer in usable.items() if offer.certified or offer.scrubbing)
 
@@ -340,11 +340,11 @@ def is_valid_preference(
     """
     if len(response.container_responses) < len(request.container_requests):
         return False
-    for asked, answered in zip(request.container_requests, response.container_responses, strict=False):
+    for requested, answered in zip(request.container_requests, response.container_responses, strict=False):
         ids = set(answered.deviceIDs)
-        if len(ids) < len(answered.deviceIDs) or len(ids) > asked.allocation_size:
+        if len(ids) < len(answered.deviceIDs) or len(ids) > requested.allocation_size:
             return False
-        if not ids <= set(asked.available_deviceIDs) or (ids and not set(asked.must_include_deviceIDs) <= ids):
+        if not ids <= set(requested.available_deviceIDs) or (ids and not set(requested.must_include_deviceIDs) <= ids):
             return False
     return True
 

@@ -132,7 +132,7 @@ class VendorPlugin:
             async with asyncio.timeout(self._times.dial):
                 await self._channel.channel_ready()
         except TimeoutError:
-            raise VendorTimedOut(f"Nobody answers at {self.socket} within {self._times.dial:g} s.") from None
+            raise VendorTimedOut(f"No process responded at {self.socket} within {self._times.dial:g} s.") from None
         self.options = await self._ask_options(self._times.options)
 
     async def lists(self) -> AsyncGenerator[tuple[kubelet.Device, ...], None]:
@@ -157,7 +157,7 @@ class VendorPlugin:
                     continue
                 if self._socket_file() != self._identity:
                     raise Unavailable(
-                        f"The socket of the vendor's plugin for {self.resource}, {self.socket}, was made anew."
+                        f"The socket of the vendor's plugin for {self.resource}, {self.socket}, was recreated."
                     )
                 silent = self._clock() - last_message_at
                 if first and silent >= self._times.first_list:
@@ -187,9 +187,9 @@ class VendorPlugin:
         """
         call: Awaitable[kubelet.AllocateResponse] = self._plugin.Allocate(request)
         answer = await self._with_timeout("Allocate", self._times.allocate, call)
-        asked, answered = len(request.container_requests), len(answer.container_responses)
-        if answered < asked:
-            raise self._invalid(f"it answered Allocate for {answered} of {asked} containers")
+        requested, answered = len(request.container_requests), len(answer.container_responses)
+        if answered < requested:
+            raise self._invalid(f"it answered Allocate for {answered} of {requested} containers")
         return answer
 
     async def pre_start_container(
@@ -198,7 +198,7 @@ class VendorPlugin:
         """Call ``PreStartContainer`` with a limit of ``left`` seconds; raises the errors of :meth:`allocate`."""
         limit = min(left, self._times.pre_start)
         if limit <= 0:
-            raise self._timed_out("PreStartContainer", "in the time that was left")
+            raise self._timed_out("PreStartContainer", "in the remaining time")
         call: Awaitable[kubelet.PreStartContainerResponse] = self._plugin.PreStartContainer(request, timeout=limit)
         return await self._with_timeout("PreStartContainer", limit, call)
 
@@ -212,7 +212,9 @@ class VendorPlugin:
         except InvalidConfiguration as error:
             raise Unavailable(str(error)) from error
         if found is None:
-            raise Unavailable(f"The socket of the vendor's plugin for {self.resource}, {self.socket}, is gone.")
+            raise Unavailable(
+                f"The socket of the vendor's plugin for {self.resource}, {self.socket}, no longer exists."
+            )
         return found
 
     async def _ask_options(self, timeout: float) -> kubelet.DevicePluginOptions:
@@ -221,15 +223,15 @@ class VendorPlugin:
 
     def _checked(self, response: kubelet.ListAndWatchResponse | StreamEnd) -> tuple[kubelet.Device, ...]:
         if isinstance(response, StreamEnd):
-            raise Unavailable(f"The vendor's plugin for {self.resource} ended its list.")
+            raise Unavailable(f"The vendor's plugin for {self.resource} closed its stream of lists.")
         devices: Sequence[kubelet.Device] = response.devices
         ids = {device.ID for device in devices}
         if "" in ids:
-            raise self._invalid("its list has a device without an id")
+            raise self._invalid("its list contains a device without an id")
         if len(ids) < len(devices):
-            raise self._invalid("its list names a device twice")
+            raise self._invalid("its list contains a device twice")
         if len(ids) > MAX_DEVICES:
-            raise self._invalid(f"its list has {len(ids)} devices, and {MAX_DEVICES} are the most that are taken")
+            raise self._invalid(f"its list has {len(ids)} devices; the limit is {MAX_DEVICES}")
         return tuple(devices)
 
     async def _with_timeout(self, name: str, seconds: float, call: Awaitable[_T | None]) -> _T:
@@ -244,13 +246,13 @@ class VendorPlugin:
         try:
             answer = await call
         except grpc.aio.AioRpcError as error:
-            said = f"{error.code().name}: {error.details()}"
+            reason = f"{error.code().name}: {error.details()}"
             if error.code() in _LOST:
-                raise self._away(name, said) from error
+                raise self._away(name, reason) from error
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise self._timed_out(name, f"({said})") from error
+                raise self._timed_out(name, f"({reason})") from error
             raise VendorRefused(
-                f"The vendor's plugin for {self.resource} refused {name}, {said}",
+                f"The vendor's plugin for {self.resource} refused {name}: {reason}",
                 status=error.code(),
                 text=(error.details() or "The vendor's plugin gave no reason.")[:MAX_TEXT_LENGTH],
             ) from error
@@ -261,17 +263,17 @@ class VendorPlugin:
             # The connection was closed during the call: another registration has replaced it.
             raise self._away(name, "the connection was closed") from None
         if answer is None:  # gRPC's result for bytes that are not a valid message
-            raise self._invalid(f"its answer to {name} cannot be read")
+            raise self._invalid(f"its response to {name} is not a valid message")
         return answer
 
-    def _away(self, name: str, said: str) -> Unavailable:
-        told = f"The vendor's plugin for {self.resource} is away. It is asked again."
+    def _away(self, name: str, reason: str) -> Unavailable:
+        message = f"The vendor's plugin for {self.resource} is not available. The call is retried."
         return Unavailable(
-            f"The vendor's plugin for {self.resource} did not answer {name}, {said}", public_message=told
+            f"The vendor's plugin for {self.resource} did not respond to {name}: {reason}", public_message=message
         )
 
     def _timed_out(self, name: str, when: str) -> VendorTimedOut:
-        message = f"The vendor's plugin for {self.resource} did not answer {name} {when}."
+        message = f"The vendor's plugin for {self.resource} did not respond to {name} {when}."
         return VendorTimedOut(message, public_message=message)
 
     def _invalid(self, what: str) -> VendorInvalidAnswer:

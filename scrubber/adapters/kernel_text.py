@@ -97,7 +97,7 @@ def parse_stat(data: bytes) -> ProcStat:
             environment_range=(number_in(fields[47]), number_in(fields[48])),
         )
     except (IndexError, ValueError) as exc:
-        raise Unreadable(f"The kernel's description of a process makes no sense: {data[:80]!r}.") from exc
+        raise Unreadable(f"The kernel's description of a process is invalid: {data[:80]!r}.") from exc
 
 
 def cgroup_paths(data: bytes) -> Mapping[str, str]:
@@ -117,8 +117,9 @@ def cgroup_paths(data: bytes) -> Mapping[str, str]:
         hierarchy = {b"number " + number, *names.split(b",")}
         if not (number.isdigit() and path.startswith(b"/") and (number == b"0") == (not names)) or hierarchy & seen:
             raise Unreadable(
-                "The cgroups of a process cannot be told: a line of its /proc/PID/cgroup is not the kernel's, so a cgroup's "
-                "name holds a line break. Find that cgroup and remove it; Linux 5.13 and newer refuse such names."
+                "The cgroups of a process cannot be determined: a line of its /proc/PID/cgroup is not in the "
+                "kernel's format, so a cgroup's name contains a line break. Find that cgroup and remove it; "
+                "Linux 5.13 and newer refuse such names."
             )
         seen |= hierarchy
         paths[os.fsdecode(names)] = os.fsdecode(path)

@@ -46,7 +46,7 @@ def lock_path(lock_directory: Path, device_id: str) -> Path:
         Unreadable: ``device_id`` is not a valid ID and might lead out of the directory.
     """
     if not is_device_id(device_id):
-        raise Unreadable(f"{device_id!r} is no id of a device, so its lock is not looked for.")
+        raise Unreadable(f"{device_id!r} is not a device id, so its lock is not checked.")
     return lock_directory / device_id
 
 
@@ -87,7 +87,7 @@ def lock_holder(lock: Path) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        message = f"{lock} cannot be opened, so whether an eraser is at work is unknown: {error.strerror}."
+        message = f"{lock} cannot be opened, so it is unknown whether an eraser is running: {error.strerror}."
         raise (Unavailable if error.errno in _SHORTAGES else Unreadable)(message) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the close below; acquirers retry for a second

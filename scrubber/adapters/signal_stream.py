@@ -63,10 +63,10 @@ class SignalBroadcaster:
         return stream
 
     def publish(self, signals: Iterable[Signal]) -> None:
-        told = tuple(signals)
-        if told:
+        batch = tuple(signals)
+        if batch:
             for stream in self._streams:
-                stream.push(told)
+                stream.push(batch)
 
     def close(self) -> None:
         """Close every stream; each one ends after its pending signals have been read."""

@@ -86,7 +86,7 @@ def walk_request(
         scrub_id: the ID of the requesting scrub: inspections that its earlier walks left unfinished are resumed. None:
             nothing is resumed.
     """
-    wanted: Message = {
+    request: Message = {
         "excluded": sorted(excluded_pids),
         "named": sorted(requested_pids),
         "milliseconds": [int(each * _MILLISECONDS) for each in budget or Budget()],
@@ -95,8 +95,8 @@ def walk_request(
         "scrub": scrub_id,
     }
     if isinstance(target, FileTarget):
-        return {"file": [target.device, target.inode], **wanted}
-    return {"nodes": sorted(target.numbers), **wanted}
+        return {"file": [target.device, target.inode], **request}
+    return {"nodes": sorted(target.numbers), **request}
 
 
 class Walker:
@@ -151,7 +151,7 @@ def parse_walk_report(message: Message) -> WalkReport:
         and isinstance(relayed, list)
         and isinstance(counts, list)
     ):
-        raise Unavailable("The walk over /proc answered no list of holders.")
+        raise Unavailable("The walk over /proc returned no list of holders.")
     try:
         holding = tuple(_found(*row) for row in rows)
         cut_short = tuple(_unfinished(*row) for row in unfinished)
@@ -159,19 +159,19 @@ def parse_walk_report(message: Message) -> WalkReport:
         closed = {int(uid): int(count) for uid, count in unreadable}
         unreported, more, missed, pieces = _integers(*counts)
     except (TypeError, ValueError) as error:
-        raise Unavailable("The walk over /proc answered something that makes no sense.") from error
+        raise Unavailable("The walk over /proc returned an invalid result.") from error
     messages: list[str] = []
     if closed:
         users = ", ".join(str(uid) for uid in sorted(closed))
-        messages.append(f"holders: {sum(closed.values())} process(es) of uid {users} could not be looked into")
+        messages.append(f"holders: {sum(closed.values())} process(es) of uid {users} could not be inspected")
     if unreported:
-        messages.append(f"holders: {unreported} more process(es) than are named could not be looked through")
+        messages.append(f"holders: {unreported} more process(es) than are named could not be fully inspected")
     if missed and not relays:
-        messages.append(f"holders: {missed} short-lived process(es) ended before they could be looked at")
+        messages.append(f"holders: {missed} short-lived process(es) exited before they could be inspected")
     if pieces:
         messages.append(
-            f"holders: {pieces} process(es) were looked through in pieces, over several walks; descriptors moved meanwhile are "
-            "not seen"
+            f"holders: {pieces} process(es) were inspected in parts, over several walks; descriptors moved "
+            "meanwhile are not detected"
         )
     return WalkReport(holding, cut_short, tuple(messages), more, relays)
 
@@ -194,8 +194,8 @@ def uninspected_from(
         UninspectedProcess(
             0,
             0,
-            f"processes of {f'pod {each.pod_uid}' if each.pod_uid else each.group or 'an unknown control group'} come and go "
-            "faster than they can be looked at",
+            f"processes of {f'pod {each.pod_uid}' if each.pod_uid else each.group or 'an unknown cgroup'} start and exit "
+            "faster than they can be inspected",
             pod_uid=each.pod_uid,
             confined=each.confined,
         )
@@ -206,7 +206,7 @@ def uninspected_from(
 
 def _found(pid: object, started: object, command: object, hung: object, parts: Iterable[object]) -> ProcessMatch:
     if not isinstance(command, str):
-        raise TypeError("A holder's command is a text.")
+        raise TypeError("A holder's command must be a string.")
     pid_, started_, hung_ = _integers(pid, started, hung)
     return ProcessMatch(pid_, started_, command, bool(hung_), _integers(*parts))
 
@@ -222,20 +222,20 @@ def _unfinished(
     walks: object,
 ) -> UnfinishedProcess:
     if not isinstance(name, str) or not isinstance(why, str):
-        raise TypeError("A process has a name, and a reason why it was not looked through.")
+        raise TypeError("A process must have a name, and a reason why it was not fully inspected.")
     pid_, started_, uid_, confined_, walks_ = _integers(pid, started, uid, confined, walks)
     return UnfinishedProcess(pid_, started_, name, uid_, why, _integers(*parts), bool(confined_), walks_)
 
 
 def _churning_group(group: object, pod: object, confined: object) -> ChurningGroup:
     if not isinstance(group, str) or not (pod is None or isinstance(pod, str)):
-        raise TypeError("A group is a text, and so is a pod.")
+        raise TypeError("A group must be a string, and a pod a string or null.")
     return ChurningGroup(group, pod, confined is True)
 
 
 def _integers(*numbers: object) -> tuple[int, ...]:
     if not all(isinstance(each, int) for each in numbers):
-        raise TypeError("PIDs, start times, users and parts are numbers.")
+        raise TypeError("PIDs, start times, users and parts must be numbers.")
     return tuple(int(each) for each in numbers if isinstance(each, int))
 
 
@@ -245,35 +245,37 @@ def _target(question: Message) -> Target:
     try:
         return FileTarget(*_numbers(question, "file"))
     except TypeError as error:
-        raise Fault("unreadable", "A file is asked for by a device number and an inode.") from error
+        raise Fault("unreadable", "A file must be a device number and an inode.") from error
 
 
 def _budget(question: Message) -> Budget:
     try:
         each, whole, pod = _numbers(question, "milliseconds")
     except ValueError as error:
-        raise Fault("unreadable", "A budget is three numbers: for a process, for the walk, and for a pod.") from error
+        raise Fault(
+            "unreadable", "A budget must be three numbers: for a process, for the walk, and for a pod."
+        ) from error
     return Budget(each / _MILLISECONDS, whole / _MILLISECONDS, pod / _MILLISECONDS)
 
 
 def _numbers(question: Message, key: str) -> list[int]:
     found = question.get(key)
     if not isinstance(found, list) or not all(isinstance(each, int) for each in found):
-        raise Fault("unreadable", f"A question about holders has a list of numbers under {key!r}.")
+        raise Fault("unreadable", f"A holders request needs a list of numbers under {key!r}.")
     return found
 
 
 def _texts(question: Message, key: str) -> list[str]:
     found = question.get(key)
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise Fault("unreadable", f"A question about holders has a list of texts under {key!r}.")
+        raise Fault("unreadable", f"A holders request needs a list of strings under {key!r}.")
     return found
 
 
 def _scrub(question: Message) -> str | None:
     found = question.get("scrub")
     if not (found is None or isinstance(found, str)):
-        raise Fault("unreadable", "A question about holders has a scrub's id, or null.")
+        raise Fault("unreadable", "A holders request needs a scrub's id, or null.")
     return found
 
 

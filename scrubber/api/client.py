@@ -100,10 +100,10 @@ class _Client:
             call.cancel()
 
     def _translate_error(self, error: grpc.aio.AioRpcError) -> ScrubberError:
-        told = tuple(error.trailing_metadata() or ())
-        if error.code() in _NO_ANSWER_CODES and all(key != CLASS_KEY for key, _ in told):
+        metadata = tuple(error.trailing_metadata() or ())
+        if error.code() in _NO_ANSWER_CODES and all(key != CLASS_KEY for key, _ in metadata):
             return _no_answer_error(self._path, error.code())
-        return error_from_status(error.code(), error.details(), told, public=self.purpose is Purpose.PLUGIN)
+        return error_from_status(error.code(), error.details(), metadata, public=self.purpose is Purpose.PLUGIN)
 
 
 class PluginClient(_Client):
@@ -379,10 +379,11 @@ def _check_order(request: pb.GetHistoryRequest, page: pb.GetHistoryResponse) -> 
     rows = [each.sequence for each in page.entries]
     lost = page.next_before_sequence and page.next_before_sequence not in rows[-1:]
     if lost or (request.before_sequence and rows and rows[0] >= request.before_sequence):
-        asked = f"what is older than row {request.before_sequence}" if request.before_sequence else "the newest rows"
+        range_text = f"rows older than row {request.before_sequence}" if request.before_sequence else "the newest rows"
         raise ScrubberError(
-            f"Asked for {asked}, the service gave {len(rows)} rows and goes on before "
-            f"row {page.next_before_sequence}, which does not lead to older ones. Its audit trail may be damaged: scrubber audit verify."
+            f"The service was asked for {range_text}, returned {len(rows)} rows and continues before row "
+            f"{page.next_before_sequence}, which does not lead to older rows. Its audit log may be damaged; "
+            "run: scrubber audit verify"
         )
 
 
@@ -392,15 +393,15 @@ def _no_answer_error(path: Path, code: grpc.StatusCode) -> ScrubberError:
         about = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return Unavailable(
-            f"The scrub service is not there: {path} does not exist. "
-            "Start it with scrubber serve, or give its directory with --socket-dir.",
+            f"The scrub service is not reachable: {path} does not exist. Start it with scrubber serve, or pass "
+            "its directory with --socket-dir.",
             public_message=_UNAVAILABLE_MESSAGE,
         )
     except PermissionError:
         return _permission_error(path)
     if not stat.S_ISSOCK(about.st_mode):
         return InvalidConfiguration(
-            f"{path} is not a socket; give the directory of the service's sockets with --socket-dir."
+            f"{path} is not a socket; pass the directory of the service's sockets with --socket-dir."
         )
     if not os.access(path, os.W_OK, effective_ids=True):
         return _permission_error(path)
@@ -408,12 +409,13 @@ def _no_answer_error(path: Path, code: grpc.StatusCode) -> ScrubberError:
         return Unavailable(f"The scrub service did not answer in time on {path}.", public_message=_UNAVAILABLE_MESSAGE)
     if _has_listener(path):
         return Unavailable(
-            f"The scrub service on {path} closed the connection before it answered: it is stopping or restarting, or too "
-            "many connections are open, of this user or in all. Close some if they are yours, and try again.",
+            f"The scrub service on {path} closed the connection before it answered: it is stopping or "
+            "restarting, or this user or all users together have too many open connections. Close some if "
+            "they are yours, and retry.",
             public_message=_UNAVAILABLE_MESSAGE,
         )
     return Unavailable(
-        f"The scrub service is not there: nobody answers on {path}. Is scrubber serve running?",
+        f"The scrub service is not reachable: no process listens on {path}. Is scrubber serve running?",
         public_message=_UNAVAILABLE_MESSAGE,
     )
 
@@ -432,7 +434,8 @@ def _has_listener(path: Path) -> bool:
 
 def _permission_error(path: Path) -> PermissionDenied:
     return PermissionDenied(
-        f"uid {os.geteuid()} may not use {path}: call as root or as the user that the service runs as, {_access_hint(path)}.",
+        f"uid {os.geteuid()} may not use {path}: run this command as root or as the service's user, "
+        f"{_access_hint(path)}.",
         public_message="The caller may not use the scrub service on this node.",
     )
 
@@ -445,11 +448,11 @@ def _access_hint(path: Path) -> str:
             about = place.stat()
         except OSError:
             break
-        wanted = os.X_OK if place != path else os.W_OK
-        if not os.access(place, wanted, effective_ids=True) and about.st_mode & stat.S_IRWXG and about.st_gid != 0:
+        access = os.X_OK if place != path else os.W_OK
+        if not os.access(place, access, effective_ids=True) and about.st_mode & stat.S_IRWXG and about.st_gid != 0:
             try:
                 group = grp.getgrgid(about.st_gid).gr_name
             except KeyError:
                 group = str(about.st_gid)
-            return f"or be in the group {group} (usermod -aG {group} NAME; it counts from the next login)"
-    return f"or have a group let in with scrubber serve {flags}"
+            return f"or join the group {group} (usermod -aG {group} NAME; effective at the next login)"
+    return f"or grant a group access with scrubber serve {flags}"

@@ -37,7 +37,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
 
     async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if request.service not in self._names:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no service {request.service!r} on this socket.")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"This socket does not serve {request.service!r}.")
         return health_pb2.HealthCheckResponse(status=self._status())
 
     async def List(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -45,13 +45,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
         return health_pb2.HealthListResponse(statuses=dict.fromkeys(self._names, status))
 
     async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any, None]:
-        told = None
+        sent = None
         async with aclosing(self._streams.views()) as views:
             try:
                 async for _ in views:
                     status = self._status() if request.service in self._names else _UNKNOWN
-                    if status != told:
-                        told = status
+                    if status != sent:
+                        sent = status
                         yield health_pb2.HealthCheckResponse(status=status)
             except Unavailable:
                 if request.service in self._names:

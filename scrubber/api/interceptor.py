@@ -162,8 +162,8 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
                 self._check(None, context)
             except PermissionDenied as error:
                 await self._refuse(method, error, context)
-            told = status_from_error(_not_served_error(method, self._purpose), public=False)
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, told.details, told.metadata)
+            status = status_from_error(_not_served_error(method, self._purpose), public=False)
+            await context.abort(status.code, status.details, status.metadata)
 
         return answer
 
@@ -182,8 +182,8 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
             self._log.info("api.refused", method=method, error=kind, code=error.code, message=str(error), caller=caller)
         else:
             self._log.error("api.failed", method=method, exc_info=error)
-        told = status_from_error(error, public=self._purpose is Purpose.PLUGIN)
-        await context.abort(told.code, told.details, told.metadata)
+        status = status_from_error(error, public=self._purpose is Purpose.PLUGIN)
+        await context.abort(status.code, status.details, status.metadata)
 
 
 def _is_watch_stream(method: str) -> bool:
@@ -208,7 +208,9 @@ def _catch_decode_errors(decode: Callable[[bytes], Any]) -> Callable[[bytes], An
         try:
             return decode(received)
         except Exception as error:  # noqa: BLE001 - bytes from outside that cause any parser error are malformed
-            return InvalidRequest(f"The request is no message of this method ({type(error).__name__}).")
+            return InvalidRequest(
+                f"The request cannot be decoded as a message of this method ({type(error).__name__})."
+            )
 
     return decoded
 
@@ -218,11 +220,11 @@ def _not_served_error(method: str, purpose: Purpose) -> PermissionDenied:
     for other in Purpose:
         if service == other.service and other is not purpose:
             return PermissionDenied(
-                f"{other.value.capitalize()}.{name} is not served on the {purpose.value} socket; "
-                f"ask on {other.socket}, in the same directory.",
+                f"{other.value.capitalize()}.{name} is not served on the {purpose.value} socket; use "
+                f"{other.socket} in the same directory.",
                 code=ErrorCode.WRONG_SOCKET,
             )
     return PermissionDenied(
-        f"There is no method {method}; the {purpose.value} socket serves {purpose.service}.",
+        f"Unknown method {method}; the {purpose.value} socket serves {purpose.service}.",
         code=ErrorCode.UNKNOWN_METHOD,
     )

@@ -31,7 +31,7 @@ from scrubber.engine.views import (
     ScrubUpdate,
     ServiceView,
 )
-from scrubber.ports.record import AuditHead, AuditRow, HistoryEntry, TrailPage
+from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow, HistoryEntry
 
 __all__ = [
     "MAX_BREAK_GLASS_SECONDS",
@@ -77,11 +77,13 @@ def parse_hand_over_call(request: pb.HandOverRequest) -> HandOverCall:
     """
     wait = request.wait_seconds
     if not math.isfinite(wait) or not 0 <= wait <= MAX_WAIT_SECONDS:
-        raise InvalidRequest(f"A hand-over waits between 0 and {MAX_WAIT_SECONDS:.0f} seconds, not {wait}.")
+        raise InvalidRequest(f"wait_seconds must be between 0 and {MAX_WAIT_SECONDS:.0f}, not {wait}.")
     unseen = frozenset(request.unreserved_ids)
     unexpected = sorted(unseen - set(request.device_ids))
     if unexpected:
-        raise InvalidRequest(f"reserved_unseen names {', '.join(unexpected)}, which this request does not ask for.")
+        raise InvalidRequest(
+            f"unreserved_ids contains {', '.join(unexpected)}, which this request does not name in device_ids."
+        )
     return HandOverCall(
         devices=tuple(request.device_ids),
         wait_seconds=wait or None,
@@ -103,7 +105,7 @@ def parse_scrub_path(name: str) -> PathKind:
     try:
         return PathKind(name)
     except ValueError:
-        raise InvalidRequest(f"There is no path {name!r}; there are: {', '.join(PathKind)}.") from None
+        raise InvalidRequest(f"Unknown path {name!r}; the paths are: {', '.join(PathKind)}.") from None
 
 
 def parse_reason(
@@ -112,9 +114,11 @@ def parse_reason(
     """Return the operator's reason, for the audit log; raises :class:`InvalidRequest` if it is missing or too long."""
     reason: str = request.reason.strip()
     if not reason:
-        raise InvalidRequest("Say why: the reason goes into the audit, and whoever comes next reads it.")
+        raise InvalidRequest("A reason is required: it is recorded in the audit log for other operators.")
     if len(reason) > MAX_REASON_CHARS:
-        raise InvalidRequest(f"The reason has {len(reason)} characters; the audit takes {MAX_REASON_CHARS}.")
+        raise InvalidRequest(
+            f"The reason has {len(reason)} characters; the audit log accepts at most {MAX_REASON_CHARS}."
+        )
     return reason
 
 
@@ -123,7 +127,8 @@ def parse_break_glass_seconds(request: pb.BreakGlassRequest) -> float:
     seconds: float = request.duration_seconds
     if not 0 <= seconds <= MAX_BREAK_GLASS_SECONDS:  # also refuses NaN
         raise InvalidRequest(
-            f"A glass is broken for a time between 0 (which ends it) and {MAX_BREAK_GLASS_SECONDS:.0f} seconds, not {seconds}."
+            f"A break-glass override lasts between 0 (which ends it) and {MAX_BREAK_GLASS_SECONDS:.0f} "
+            f"seconds, not {seconds}."
         )
     return seconds
 
@@ -463,7 +468,7 @@ def service_info_message(info: ServiceView) -> pb.ServiceInfo:
     )
 
 
-def audit_page_message(page: TrailPage) -> pb.AuditPage:
+def audit_page_message(page: AuditLogPage) -> pb.AuditPage:
     """Return a part of the audit log, as it is stored and hashed."""
     return pb.AuditPage(
         pruned=_head(page.preceding_head), head=_head(page.head), rows=[_audit_row(each) for each in page.rows]

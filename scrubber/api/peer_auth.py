@@ -90,8 +90,8 @@ def authorized_actor(peer: str) -> str:
         raise PermissionDenied("The caller did not come through the admin socket.", code=ErrorCode.UNKNOWN_CALLER)
     if named["verdict"] != "a":
         raise PermissionDenied(
-            f"uid {named['uid']} may not act on devices: root may, the user that the service runs as, "
-            "and the members of the group that scrubber serve --admin-group names.",
+            f"uid {named['uid']} may not act on devices: only root, the service's user, and members of the "
+            "group set with scrubber serve --admin-group may.",
             code=ErrorCode.WRONG_USER,
         )
     return f"uid:{named['uid']}"
@@ -168,8 +168,8 @@ class PeerAuthProxy:
         admitted = is_authorized(peer, own_uid=os.geteuid(), operator_gid=self._operator_gid)
         if not admitted:
             self._log.warning("admin.caller-refused", uid=peer.uid, pid=peer.pid)
-        look = asyncio.get_running_loop().call_later(self._idle_timeout, self._on_idle_timeout, outer)
-        self._connections[outer] = _Connection(peer.uid, admitted, look)
+        idle_timer = asyncio.get_running_loop().call_later(self._idle_timeout, self._on_idle_timeout, outer)
+        self._connections[outer] = _Connection(peer.uid, admitted, idle_timer)
         task = asyncio.create_task(self._relay(outer, f"{'a' if admitted else 'r'}{peer.uid}"))
         self._relay_tasks.add(task)
         task.add_done_callback(self._relay_tasks.discard)

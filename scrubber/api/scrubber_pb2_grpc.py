@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PluginStub:
-    """plugin/plugin.sock: what the device plugin may do. It passes ids only; the service reads tenancy itself.
+    """plugin/plugin.sock: the calls of the device plugin. It passes ids only; the service determines the tenant itself.
     """
 
     def __init__(self, channel):
@@ -63,7 +63,7 @@ class PluginStub:
 
 
 class PluginServicer:
-    """plugin/plugin.sock: what the device plugin may do. It passes ids only; the service reads tenancy itself.
+    """plugin/plugin.sock: the calls of the device plugin. It passes ids only; the service determines the tenant itself.
     """
 
     def GetSnapshot(self, request, context):
@@ -73,14 +73,14 @@ class PluginServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchSnapshots(self, request, context):
-        """The present snapshot at once, then a full one after every change that concerns the plugin.
+        """The current snapshot at once, then a full one after every change that concerns the plugin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reserve(self, request, context):
-        """The kubelet allocated these devices: a hint, not exclusive. Starts the slow path of what is dirty and free.
+        """The kubelet allocated these devices: a hint, not exclusive. Starts the slow path of those that are dirty and free.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,7 +94,7 @@ class PluginServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetResourceMapping(self, request, context):
-        """What a resource's own ids mean. Replaces everything that was announced for it before.
+        """The devices that a resource's own ids mean. Replaces the whole earlier mapping of the resource.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,7 +137,7 @@ def add_PluginServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Plugin:
-    """plugin/plugin.sock: what the device plugin may do. It passes ids only; the service reads tenancy itself.
+    """plugin/plugin.sock: the calls of the device plugin. It passes ids only; the service determines the tenant itself.
     """
 
     @staticmethod
@@ -328,21 +328,21 @@ class ReadServicer:
     """
 
     def ListDevices(self, request, context):
-        """All devices as they are now. Refused with NotReady (UNAVAILABLE) while the service starts: an empty list would be a lie.
+        """All devices in their current state. Refused with NotReady (UNAVAILABLE) while the service starts: an empty list would be wrong.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchDevices(self, request, context):
-        """The same, and a full list again after every change. Refused likewise.
+        """The same, followed by a full list after every change. Refused in the same case.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHistory(self, request, context):
-        """One page of what happened, newest first.
+        """One page of the history, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -362,14 +362,14 @@ class ReadServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetCertificate(self, request, context):
-        """A certificate as it was signed, and what became of it.
+        """A certificate as it was signed, and its status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadAudit(self, request, context):
-        """The whole audit trail, oldest first, as it stands when the call begins; at least one page, with the ends of the trail.
+        """The whole audit log at the start of the call, oldest first; at least one page, with both ends of the log.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -616,7 +616,7 @@ class Read:
 
 
 class AdminStub:
-    """admin/admin.sock: acting on devices. The caller's uid goes into the audit.
+    """admin/admin.sock: operator actions on devices. The caller's uid is recorded in the audit log.
     """
 
     def __init__(self, channel):
@@ -658,11 +658,11 @@ class AdminStub:
 
 
 class AdminServicer:
-    """admin/admin.sock: acting on devices. The caller's uid goes into the audit.
+    """admin/admin.sock: operator actions on devices. The caller's uid is recorded in the audit log.
     """
 
     def Scrub(self, request, context):
-        """Progress until the scrub ends; the last message carries the result. Ending the call does not end the scrub.
+        """Progress until the scrub ends; the last message contains the result. Cancelling the call does not stop the scrub.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -681,21 +681,21 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def BreakGlass(self, request, context):
-        """For a time the device is handed out whatever is known of it. On the audit, and told of until it ends.
+        """Hands the device over for a limited time regardless of its state. Recorded in the audit log, and reported until it ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reset(self, request, context):
-        """Reset a device that nobody has, and scrub it: progress until that ends, as with Scrub.
+        """Reset a device that is not in use, and scrub it: progress until that ends, as with Scrub.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcceptBaseline(self, request, context):
-        """From now on what the device is at present is what it should be.
+        """Make the device's current facts its baseline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -743,7 +743,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """admin/admin.sock: acting on devices. The caller's uid goes into the audit.
+    """admin/admin.sock: operator actions on devices. The caller's uid is recorded in the audit log.
     """
 
     @staticmethod

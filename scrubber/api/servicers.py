@@ -23,7 +23,7 @@ from scrubber.api.view_streams import ViewStreams
 from scrubber.domain.device import find_device
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady
 from scrubber.engine.views import DeviceView, ScrubUpdate, Service
-from scrubber.observability import event_names
+from scrubber.observability.registry.audit_events import validate_event_names
 from scrubber.ports.record import HistoryEntry, HistoryQuery
 
 __all__ = ["AdminServicer", "PluginServicer", "ReadServicer"]
@@ -53,12 +53,12 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
     async def WatchSnapshots(
         self, request: pb.GetSnapshotRequest, context: Context
     ) -> AsyncGenerator[pb.Snapshot, None]:
-        told: messages.SnapshotKey | None = None
+        sent: messages.SnapshotKey | None = None
         async with aclosing(self._streams.views()) as views:
             async for view in views:
                 part = messages.snapshot_key(view)
-                if part != told:
-                    told = part
+                if part != sent:
+                    sent = part
                     yield messages.snapshot_message(view)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
@@ -102,9 +102,9 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:
         """Newest first. A device that is no longer on the node is found only by its complete id."""
         if request.limit > _MAX_HISTORY_LIMIT:
-            raise InvalidRequest(f"At most {_MAX_HISTORY_LIMIT} entries of history are given at once.")
+            raise InvalidRequest(f"A request returns at most {_MAX_HISTORY_LIMIT} history entries.")
         if not math.isfinite(request.since):
-            raise InvalidRequest(f"History begins at a time in seconds since the epoch, not at {request.since}.")
+            raise InvalidRequest(f"since must be seconds since the epoch, not {request.since}.")
         unknown: InvalidRequest | NotReady | None = None
         device = request.device or None
         if device is not None:
@@ -119,7 +119,7 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
             limit=limit,
             tenant=request.tenant or None,
             outcome=request.outcome or None,
-            events=event_names.validate_event_names(request.events),
+            events=validate_event_names(request.events),
             before=request.before_sequence or None,
         )
         entries, more = await self._read_history(query)
@@ -151,7 +151,7 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
 
     async def GetCertificate(self, request: pb.GetCertificateRequest, context: Context) -> pb.SignedCertificate:
         if not request.id:
-            raise InvalidRequest("Say which certificate: its id, as scrubber devices shows it.")
+            raise InvalidRequest("A certificate id is required; scrubber devices shows it.")
         return messages.signed_certificate_message(await self._service.certificate(request.id))
 
     async def ReadAudit(self, request: pb.ReadAuditRequest, context: Context) -> AsyncGenerator[pb.AuditPage, None]:
@@ -247,7 +247,7 @@ async def _page(entries: Sequence[HistoryEntry], *, more: bool) -> pb.GetHistory
     if more or len(answer.entries) < len(entries):
         if not answer.entries:
             row = entries[0].sequence
-            raise InvalidRequest(f"Row {row} is too large for an answer: --before {row} leaves it out.")
+            raise InvalidRequest(f"Row {row} is too large for a response; skip it with --before {row}.")
         answer.next_before_sequence = answer.entries[-1].sequence
     return answer
 

@@ -31,7 +31,7 @@ def gid_of(group: str) -> int:
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
-        raise InvalidConfiguration(f"There is no group {group!r} on this node.") from None
+        raise InvalidConfiguration(f"The group {group!r} does not exist on this node.") from None
 
 
 class SocketDirectory:
@@ -68,8 +68,8 @@ class SocketDirectory:
         except OSError as error:
             self.release()
             raise InvalidConfiguration(
-                f"The sockets cannot be made in {directory} ({error}): "
-                "give a directory that this user may write, with --socket-dir."
+                f"The sockets cannot be created in {directory} ({error}): pass a directory that this user can "
+                "write to with --socket-dir."
             ) from error
         except BaseException:
             self.release()
@@ -138,11 +138,11 @@ class SocketDirectory:
         about = directory.stat()
         if not stat.S_ISDIR(about.st_mode):
             raise InvalidConfiguration(
-                f"{directory} is not a directory; give the directory of the sockets with --socket-dir."
+                f"{directory} is not a directory; pass the directory of the sockets with --socket-dir."
             )
         if about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX:
             raise InvalidConfiguration(
-                f"Everybody may write {directory}, and so could put other sockets there: chmod o-w {directory}"
+                f"{directory} is world-writable, so any user could place other sockets there: chmod o-w {directory}"
             )
         entering = {about.st_gid} if about.st_mode & stat.S_IXGRP else set()
         kept_out = sorted(gids - entering) if not about.st_mode & stat.S_IXOTH else []
@@ -179,8 +179,8 @@ def _acquire_lock(path: Path, directory: Path) -> int:
         holder = os.read(lock, 32).decode("ascii", "replace").strip() or "unknown"
         os.close(lock)
         raise AlreadyRunning(
-            f"Another scrub service (PID {holder}) serves {directory}: "
-            "stop it, or give another directory with --socket-dir."
+            f"Another scrub service (PID {holder}) serves {directory}: stop it, or pass another directory "
+            "with --socket-dir."
         ) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -205,7 +205,7 @@ def _is_stale_socket(path: Path) -> bool:
         )
     if _has_listener(path):
         raise AlreadyRunning(
-            f"Another program answers on {path}: stop it, or give another directory with --socket-dir."
+            f"Another program listens on {path}: stop it, or pass another directory with --socket-dir."
         )
     return True
 

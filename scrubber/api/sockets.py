@@ -75,8 +75,9 @@ class Sockets:
         length, room = len(os.fsencode(self.directory)), MAX_SOCKET_PATH_BYTES - _MAX_SUFFIX_BYTES
         if length > room:
             raise InvalidConfiguration(
-                f"The socket directory {self.directory} has {length} bytes, and {room} leave room for the sockets: "
-                f"the path of a Unix socket has at most {MAX_SOCKET_PATH_BYTES}. Give a shorter one with --socket-dir."
+                f"The path of the socket directory {self.directory} has {length} bytes; at most {room} leave "
+                f"room for the sockets, because the path of a Unix socket has at most {MAX_SOCKET_PATH_BYTES} "
+                "bytes. Pass a shorter one with --socket-dir."
             )
 
     def path(self, purpose: Purpose) -> Path:

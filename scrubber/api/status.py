@@ -37,6 +37,7 @@ __all__ = [
     "CLASS_KEY",
     "CODE_KEY",
     "GRPC_CODES",
+    "GRPC_CODES_OF_UNSERVED_METHODS",
     "UNEXPECTED_ERROR_MESSAGE",
     "RpcStatus",
     "error_from_status",
@@ -69,8 +70,14 @@ GRPC_CODES: Mapping[type[ScrubberError], grpc.StatusCode] = {
     LedgerFailure: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
-UNEXPECTED_ERROR_MESSAGE = "The scrub service failed to answer; its log on the node says why."
+UNEXPECTED_ERROR_MESSAGE = "The scrub service failed to answer; see its log on the node."
 """The only text that a caller gets for an unexpected exception."""
+
+GRPC_CODES_OF_UNSERVED_METHODS: Mapping[str, grpc.StatusCode] = {
+    ErrorCode.UNKNOWN_METHOD: grpc.StatusCode.UNIMPLEMENTED,
+    ErrorCode.WRONG_SOCKET: grpc.StatusCode.UNIMPLEMENTED,
+}
+"""What gRPC itself answers for a method that a server does not have; these precede :data:`GRPC_CODES`."""
 
 _LIBRARY_STATUSES: Mapping[grpc.StatusCode, type[ScrubberError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
@@ -112,7 +119,8 @@ def status_from_error(error: Exception, *, public: bool) -> RpcStatus:
     known = next(each for each in type(error).__mro__ if each in GRPC_CODES)
     code = error.code.encode("ascii", "replace").decode()
     message = error.public_message if public else str(error)
-    return RpcStatus(GRPC_CODES[known], _truncate_message(message), ((CLASS_KEY, known.__name__), (CODE_KEY, code)))
+    status = GRPC_CODES_OF_UNSERVED_METHODS.get(error.code, GRPC_CODES[known])
+    return RpcStatus(status, _truncate_message(message), ((CLASS_KEY, known.__name__), (CODE_KEY, code)))
 
 
 def error_from_status(
@@ -125,13 +133,15 @@ def error_from_status(
     Args:
         public: the status came over the plugin's socket, so that ``details`` may be shown to any tenant.
     """
-    told = {key: value for key, value in metadata if isinstance(value, str)}
-    message = details or f"The scrub service answered {code.name.lower().replace('_', ' ')}, and nothing else."
-    name = told.get(CLASS_KEY)
+    fields = {key: value for key, value in metadata if isinstance(value, str)}
+    message = (
+        details or f"The scrub service returned the status {code.name.lower().replace('_', ' ')} without a message."
+    )
+    name = fields.get(CLASS_KEY)
     if name is None:
         return _LIBRARY_STATUSES.get(code, ScrubberError)(message)
     found = _CLASSES.get(name, ScrubberError)
-    made: ScrubberError = found(message, public_message=message if public else None, code=told.get(CODE_KEY))
+    made: ScrubberError = found(message, public_message=message if public else None, code=fields.get(CODE_KEY))
     return made
 
 

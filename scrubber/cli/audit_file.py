@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 from scrubber.cli.render.output import API_VERSION
 from scrubber.domain.errors import LedgerFailure
-from scrubber.ports.record import AuditHead, AuditRow, TrailPage
+from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow
 
-__all__ = ["ROW_KIND", "TRAIL_KIND", "DamagedExport", "read_pages", "row_data", "trail_data"]
+__all__ = ["ROW_KIND", "TRAIL_KIND", "DamagedExport", "audit_log_data", "read_pages", "row_data"]
 
 TRAIL_KIND = "AuditLog"
 ROW_KIND = "AuditRow"
@@ -40,7 +40,7 @@ class DamagedExport(Exception):
     """The file was an export and is damaged; the message describes the damage and its place."""
 
 
-def trail_data(page: TrailPage) -> dict[str, Any]:
+def audit_log_data(page: AuditLogPage) -> dict[str, Any]:
     """Return the first line: the two ends of the exported rows. A hash is empty where the chain begins."""
     return {"pruned": _head_data(page.preceding_head), "head": _head_data(page.head)}
 
@@ -50,7 +50,7 @@ def row_data(row: AuditRow) -> dict[str, Any]:
     return {key: getattr(row, name) for key, (name, _) in _FIELDS.items()}
 
 
-def read_pages(stream: TextIO, name: str) -> Iterator[TrailPage]:
+def read_pages(stream: TextIO, name: str) -> Iterator[AuditLogPage]:
     """Read the log in ``stream``: yield a page for its first line, then one for each row.
 
     Args:
@@ -66,9 +66,9 @@ def read_pages(stream: TextIO, name: str) -> Iterator[TrailPage]:
         start, head = _parse_head(document.get("pruned")), _parse_head(document.get("head"))
     except ValueError as error:
         raise LedgerFailure(
-            f"{name} is no export of an audit trail ({error}); scrubber audit export makes one."
+            f"{name} is not an export of an audit log ({error}). Run `scrubber audit export` to create one."
         ) from None
-    yield TrailPage(start, head)
+    yield AuditLogPage(start, head)
     number = 1
     while line := stream.readline(_MAX_LINE):
         number += 1
@@ -76,29 +76,29 @@ def read_pages(stream: TextIO, name: str) -> Iterator[TrailPage]:
             row = _parse_row(_parse_document(line, ROW_KIND))
         except ValueError as error:
             raise DamagedExport(
-                f"Line {number} of {name} is no audit row ({error}): it was edited or cut off."
+                f"Line {number} of {name} is not an audit row ({error}): it was edited or truncated."
             ) from None
-        yield TrailPage(start, head, (row,))
+        yield AuditLogPage(start, head, (row,))
 
 
 def _parse_document(line: str, kind: str) -> dict[str, Any]:
     try:
         found = json.loads(line, object_pairs_hook=_reject_duplicate_keys)
     except RecursionError:
-        raise ValueError("too deep") from None
+        raise ValueError("nested too deeply") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg}") from None
     if not isinstance(found, dict) or found.get("kind") != kind:
-        raise ValueError(f"not of the kind {kind}")
+        raise ValueError(f"its kind is not {kind}")
     if found.get("apiVersion") != API_VERSION:
-        raise ValueError(f"not of the version {API_VERSION}")
+        raise ValueError(f"its apiVersion is not {API_VERSION}")
     return found
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("something is in it twice")
+        raise ValueError("a key is duplicated")
     return found
 
 
@@ -109,13 +109,13 @@ def _parse_row(document: dict[str, Any]) -> AuditRow:
         if isinstance(values[name], bool) or not isinstance(values[name], types):
             raise ValueError(f"{key} is missing or of the wrong type")
     if odd := document.keys() - _FIELDS.keys() - {"apiVersion", "kind"}:
-        raise ValueError(f"{min(odd)} is not of a row")
+        raise ValueError(f"{min(odd)} is not a key of a row")
     try:
         values["at"] = float(values["at"])
     except OverflowError:
-        raise ValueError("timestamp is no time") from None
+        raise ValueError("timestamp is not a time") from None
     if not abs(values["at"]) < float("inf"):
-        raise ValueError("timestamp is no time")
+        raise ValueError("timestamp is not a time")
     return AuditRow(**values)
 
 
@@ -128,4 +128,4 @@ def _parse_head(found: Any) -> AuditHead:
         sequence, digest = found.get("sequence"), found.get("hash")
         if isinstance(sequence, int) and not isinstance(sequence, bool) and isinstance(digest, str):
             return AuditHead(sequence, digest)
-    raise ValueError("its ends are missing")
+    raise ValueError("its pruned or head is missing")

@@ -1,17 +1,20 @@
-"""Runs the requests of a command until they are answered or interrupted, and resolves device names."""
+"""Requests to the service: runs them until they are answered or interrupted, and resolves device names."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from scrubber.cli.startup import silence_grpc_logs
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
+    from scrubber.api.client import AdminClient
 
-__all__ = ["resolve_device", "run"]
+__all__ = ["fetch_device", "resolve_device", "run", "run_admin_action"]
 
 _T = TypeVar("_T")
 
@@ -30,8 +33,7 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
     Raises:
         KeyboardInterrupt: an interrupt arrived, and it ended ``work``.
     """
-    # gRPC's core logs to standard error when a service goes away; it reads this variable when it is loaded.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    silence_grpc_logs()
     try:
         return asyncio.run(_run_until_interrupted(work))
     except _Interrupted:
@@ -63,3 +65,27 @@ def resolve_device(candidates: Iterable[pb.Device], name: str) -> pb.Device:
     by_id = {each.id: each for each in candidates}
     devices = (Device(each.id, each.index, each.model, each.memory_bytes) for each in by_id.values())
     return by_id[find_device(devices, name).id]
+
+
+def fetch_device(socket: Path, device: str) -> pb.Device:
+    """Return the current state of ``device``; raises :class:`InvalidRequest` unless it matches exactly one."""
+
+    async def fetch() -> pb.Device:
+        from scrubber.api.client import ReadClient
+
+        async with ReadClient(socket) as client:
+            return resolve_device((await client.devices()).devices, device)
+
+    return run(fetch())
+
+
+def run_admin_action(socket: Path, action: Callable[[AdminClient], Awaitable[pb.DeviceResponse]]) -> pb.Device:
+    """Request ``action`` from the service; return the device afterwards."""
+
+    async def ask_service() -> pb.Device:
+        from scrubber.api.client import AdminClient
+
+        async with AdminClient(socket) as client:
+            return (await action(client)).device
+
+    return run(ask_service())

@@ -27,7 +27,7 @@ __all__ = ["NoInputOption", "YesOption", "check_admin_access", "confirm", "needs
 YesOption = Annotated[bool, typer.Option("--yes", help="Confirm without asking; required if stdin is not a terminal.")]
 NoInputOption = Annotated[
     bool,
-    typer.Option("--no-input", envvar="SCRUBBER_NO_INPUT", help="Never ask; without --yes nothing is done."),
+    typer.Option("--no-input", envvar="SCRUBBER_NO_INPUT", help="Never prompt; fail where --yes is required."),
 ]
 
 
@@ -40,9 +40,10 @@ def needs_confirmation(*, yes: bool, no_input: bool) -> bool:
     if yes:
         return False
     if no_input:
-        raise typer.BadParameter("With --no-input nobody is asked: say --yes if it is to be done.")
-    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
-        raise typer.BadParameter("Nobody is here to be asked: say --yes if it is to be done.")
+        raise typer.BadParameter("--no-input disables the confirmation prompt; pass --yes to confirm.")
+    for name, stream in (("stdin", sys.stdin), ("stderr", sys.stderr)):
+        if not _is_terminal(stream):
+            raise typer.BadParameter(f"{name} is not a terminal; pass --yes to confirm.")
     return True
 
 
@@ -71,12 +72,12 @@ async def _probe_admin_socket(directory: Path) -> None:
     from scrubber.api.client import ReadClient
     from scrubber.api.sockets import Purpose
 
-    class Door(ReadClient):
+    class Probe(ReadClient):
         purpose = Purpose.ADMIN
 
-    async with Door(directory) as door:
+    async with Probe(directory) as probe:
         try:
-            await door.service_info()
+            await probe.service_info()
         except PermissionDenied as error:
             if error.code not in (
                 ErrorCode.WRONG_SOCKET,
@@ -101,7 +102,7 @@ def confirm(message: str, *, yes: bool, no_input: bool) -> None:
         return
     try:
         print_message(message)
-        print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+        print("Continue? [y/N] ", end="", file=sys.stderr, flush=True)
         answered = _read_answer()
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -130,13 +131,13 @@ def _wait_for_input() -> None:
     thread of gRPC, it is only recorded, and the read then waits for a key. A signal that is also written to a socket is
     noticed.
     """
-    told, heard = socket.socketpair()
-    with told, heard:
-        told.setblocking(False)
+    signalled, wakeup = socket.socketpair()
+    with signalled, wakeup:
+        signalled.setblocking(False)
         before = -1
         try:
-            before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
-            select.select([sys.stdin, heard], [], [])
+            before = signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
+            select.select([sys.stdin, wakeup], [], [])
         finally:
             signal.set_wakeup_fd(before)
 

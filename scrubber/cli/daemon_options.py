@@ -1,7 +1,4 @@
-"""Flags for the metrics of both daemons.
-
-The environment variables differ, because both daemons may run with one environment file on one node.
-"""
+"""Flags that both daemons, ``serve`` and ``plugin``, have: the kubelet's directory, logs, traces and metrics."""
 
 from __future__ import annotations
 
@@ -10,21 +7,49 @@ from typing import Annotated
 
 import typer
 
+from scrubber.config.settings import LogFormat, LogLevel, TraceExport
+
 __all__ = [
-    "PLUGIN_DEFAULT_ADDRESS",
-    "SERVICE_DEFAULT_ADDRESS",
-    "PluginAddressOption",
-    "PluginCertOption",
-    "PluginClientCaOption",
-    "PluginKeyOption",
-    "ServiceAddressOption",
-    "ServiceCertOption",
-    "ServiceClientCaOption",
-    "ServiceKeyOption",
+    "PLUGIN_METRICS_ADDRESS",
+    "SERVICE_METRICS_ADDRESS",
+    "KubeletDirOption",
+    "LogFormatOption",
+    "LogLevelOption",
+    "PluginMetricsAddressOption",
+    "PluginMetricsCertOption",
+    "PluginMetricsClientCaOption",
+    "PluginMetricsKeyOption",
+    "ServiceMetricsAddressOption",
+    "ServiceMetricsCertOption",
+    "ServiceMetricsClientCaOption",
+    "ServiceMetricsKeyOption",
+    "TracesOption",
 ]
 
-SERVICE_VARIABLES, PLUGIN_VARIABLES = "SCRUBBER_METRICS", "SCRUBBER_PLUGIN_METRICS"
-SERVICE_DEFAULT_ADDRESS, PLUGIN_DEFAULT_ADDRESS = "127.0.0.1:9464", "127.0.0.1:9465"
+KubeletDirOption = Annotated[
+    Path, typer.Option("--kubelet-dir", envvar="SCRUBBER_KUBELET_DIR", metavar="DIR", help="Directory of the kubelet.")
+]
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format", envvar="SCRUBBER_LOG_FORMAT", help="auto: console on a terminal, otherwise JSON lines."
+    ),
+]
+LogLevelOption = Annotated[
+    LogLevel, typer.Option("--log-level", envvar="SCRUBBER_LOG_LEVEL", help="Lowest level that is logged.")
+]
+TracesOption = Annotated[
+    TraceExport,
+    typer.Option(
+        "--traces",
+        envvar="SCRUBBER_TRACES",
+        help="otlp: send traces to OTEL_EXPORTER_OTLP_ENDPOINT; requires the extra otel.",
+    ),
+]
+
+_SERVICE, _PLUGIN = "SCRUBBER_METRICS", "SCRUBBER_PLUGIN_METRICS"
+"""Beginnings of the environment variables, which differ: both daemons may run with one environment file on one node."""
+SERVICE_METRICS_ADDRESS, PLUGIN_METRICS_ADDRESS = "127.0.0.1:9464", "127.0.0.1:9465"
 """Default addresses."""
 
 
@@ -51,16 +76,16 @@ def _file(word: str, variables: str, text: str) -> typer.models.OptionInfo:
     return option
 
 
-CERT_HELP = "Scrapes are encrypted (TLS 1.2 or newer) under this certificate, in PEM."
-KEY_HELP = "The certificate's private key, in PEM and without a passphrase."
-CLIENT_CA_HELP = "Who scrapes must show a certificate that one of these has signed, in PEM."
+_CERT_HELP = "Certificate for metrics, in PEM; scrapes are then encrypted (TLS 1.2 or newer)."
+_KEY_HELP = "Private key of the certificate, in PEM, without a passphrase."
+_CLIENT_CA_HELP = "CA certificates, in PEM; scrapers must present a certificate that one of them signed."
 
-ServiceAddressOption = Annotated[str | None, _address(SERVICE_VARIABLES, SERVICE_DEFAULT_ADDRESS)]
-ServiceCertOption = Annotated[Path | None, _file("cert", SERVICE_VARIABLES, CERT_HELP)]
-ServiceKeyOption = Annotated[Path | None, _file("key", SERVICE_VARIABLES, KEY_HELP)]
-ServiceClientCaOption = Annotated[Path | None, _file("client-ca", SERVICE_VARIABLES, CLIENT_CA_HELP)]
+ServiceMetricsAddressOption = Annotated[str | None, _address(_SERVICE, SERVICE_METRICS_ADDRESS)]
+ServiceMetricsCertOption = Annotated[Path | None, _file("cert", _SERVICE, _CERT_HELP)]
+ServiceMetricsKeyOption = Annotated[Path | None, _file("key", _SERVICE, _KEY_HELP)]
+ServiceMetricsClientCaOption = Annotated[Path | None, _file("client-ca", _SERVICE, _CLIENT_CA_HELP)]
 
-PluginAddressOption = Annotated[str | None, _address(PLUGIN_VARIABLES, PLUGIN_DEFAULT_ADDRESS)]
-PluginCertOption = Annotated[Path | None, _file("cert", PLUGIN_VARIABLES, CERT_HELP)]
-PluginKeyOption = Annotated[Path | None, _file("key", PLUGIN_VARIABLES, KEY_HELP)]
-PluginClientCaOption = Annotated[Path | None, _file("client-ca", PLUGIN_VARIABLES, CLIENT_CA_HELP)]
+PluginMetricsAddressOption = Annotated[str | None, _address(_PLUGIN, PLUGIN_METRICS_ADDRESS)]
+PluginMetricsCertOption = Annotated[Path | None, _file("cert", _PLUGIN, _CERT_HELP)]
+PluginMetricsKeyOption = Annotated[Path | None, _file("key", _PLUGIN, _KEY_HELP)]
+PluginMetricsClientCaOption = Annotated[Path | None, _file("client-ca", _PLUGIN, _CLIENT_CA_HELP)]

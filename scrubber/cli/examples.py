@@ -12,6 +12,7 @@ __all__ = ["EXAMPLES", "epilog"]
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "devices": (
         "scrubber devices",
+        "scrubber devices -o wide",
         "scrubber devices --watch",
         "scrubber devices 0 3 -o json",
     ),
@@ -64,11 +65,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "audit verify": (
         "scrubber audit verify",
-        "scrubber audit verify --head 4711:9f2c61d0a3b4",
-        "scrubber audit verify --file trail.jsonl",
+        'scrubber audit verify --head "$(cat saved-head.txt)"',
+        "scrubber audit verify --file audit.jsonl",
     ),
-    "audit export": ("scrubber audit export > trail.jsonl",),
-    "audit head": ("scrubber audit head >> heads",),
+    "audit export": ("scrubber audit export > audit.jsonl",),
+    "audit head": ("scrubber audit head > saved-head.txt",),
     "policy check": ("scrubber policy check ./policy.yaml",),
     "policy show": (
         "scrubber policy show strict",

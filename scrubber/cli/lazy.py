@@ -13,10 +13,11 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 import typer
+from typer._click.shell_completion import CompletionItem
 from typer.core import TyperCommand, TyperGroup
 
+from scrubber.cli.app import HELP_FLAGS, App, Group
 from scrubber.cli.examples import epilog
-from scrubber.cli.parameters import HELP_FLAGS, skip_validation, to_command_line_error
 
 __all__ = ["CommandEntry", "HelpSection", "LazyGroup"]
 
@@ -42,7 +43,7 @@ class CommandEntry:
         module: module below ``scrubber.cli.commands``. It has an ``app`` that is the command's own group, or a function
             ``add_commands``.
         section: section of the summary that lists it.
-        summary: the first sentence of the command's help.
+        summary: the first paragraph of the command's help.
     """
 
     name: str
@@ -53,27 +54,18 @@ class CommandEntry:
     def load(self) -> Command:
         """Import the module and return the command."""
         module = importlib.import_module(f"scrubber.cli.commands.{self.module}")
-        own: typer.Typer | None = getattr(module, "app", None)
+        own: App | None = getattr(module, "app", None)
+        command: Any
         if own is None:
-            together = typer.Typer(rich_markup_mode=None)
-            module.add_commands(together)
-            together.registered_commands = [
-                each for each in together.registered_commands if _command_name(each) == self.name
-            ]
-            command = typer.main.get_group(together).commands[self.name]
+            app = App()
+            module.add_commands(app)
+            command = typer.main.get_group(app).commands[self.name]
         else:
             command = typer.main.get_group(own)
             command.name = self.name
         assert isinstance(command, TyperCommand | TyperGroup)
-        skip_validation(command)
         _add_examples(command, self.name)
         return command
-
-
-def _command_name(info: typer.models.CommandInfo) -> str:
-    """Return the name that Typer gives the command: an explicit one, or that of its function."""
-    assert info.callback is not None
-    return info.name or typer.main.get_command_name(info.callback.__name__)
 
 
 def _add_examples(command: Command, name: str) -> None:
@@ -114,34 +106,25 @@ class _LazyCommands(MutableMapping[str, Command]):
         return len({*self._entries, *self._loaded})
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(Group):
     """A group with the commands of :attr:`entries`. Subclass it with a table of them."""
 
     entries: ClassVar[tuple[CommandEntry, ...]] = ()
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        skip_validation(self)
         self.commands: MutableMapping[str, Any] = _LazyCommands(self.entries)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as usual, with ``help COMMAND`` as a synonym of ``COMMAND --help``."""
         return super().parse_args(ctx, [*args[1:], HELP_FLAGS[-1]] if args[:1] == ["help"] else args)
 
-    def invoke(self, ctx: Any) -> Any:
-        """Invoke as usual, with readable messages for invalid values."""
-        try:
-            return super().invoke(ctx)
-        except typer.BadParameter as error:
-            # A missing parameter has its own subclass of the error, which names it.
-            if type(error) is not typer.BadParameter:
-                raise
-            raise to_command_line_error(error) from error
-
-    @property
-    def summaries(self) -> dict[str, str]:
-        """The summary of each command, by its name."""
-        return {each.name: each.summary for each in self.entries}
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that begin so, from the table; otherwise, as usual, the options."""
+        names = [
+            CompletionItem(each.name, help=each.summary) for each in self.entries if each.name.startswith(incomplete)
+        ]
+        return names or super().shell_complete(ctx, incomplete)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)

@@ -13,17 +13,17 @@ from typing import Any, NoReturn
 
 import typer
 
+from scrubber.cli.app import App
 from scrubber.cli.exit_codes import ExitCode, exit_code_for
-from scrubber.cli.gc_tuning import make_gc_rare
 from scrubber.cli.lazy import CommandEntry, HelpSection, LazyGroup
-from scrubber.cli.options import new_app
 from scrubber.cli.render.output import print_error
+from scrubber.cli.startup import make_gc_rare
 from scrubber.domain.errors import ScrubberError
 
 __all__ = ["app", "main"]
 
-_COMPLETION_SHELL = "_SCRUBBER_COMPLETE"
-"""The environment variable with the name of the shell that requests completions."""
+_COMPLETION_VARIABLE = "_SCRUBBER_COMPLETE"
+"""The environment variable by which a shell requests completions; Typer reads it."""
 
 
 class Commands(LazyGroup):
@@ -55,10 +55,10 @@ class Commands(LazyGroup):
         CommandEntry("audit", "audit", HelpSection.VERIFY, "Verify and export the audit log."),
         CommandEntry("policy", "policy", HelpSection.VERIFY, "Validate, show and explain policies."),
         CommandEntry("serve", "serve", HelpSection.RUN, "Run the scrub service."),
-        CommandEntry("plugin", "serve", HelpSection.RUN, "Run the device plugin."),
+        CommandEntry("plugin", "plugin", HelpSection.RUN, "Run the device plugin."),
         CommandEntry("completion", "completion", HelpSection.RUN, "Print the completion script of a shell."),
         CommandEntry("version", "version", HelpSection.RUN, "Print the version."),
-        CommandEntry("demo", "serve", HelpSection.TRY, "Run the demo scenario."),
+        CommandEntry("demo", "demo", HelpSection.TRY, "Run the demo scenario."),
         CommandEntry("sim", "sim", HelpSection.TRY, "Create and control a simulated node."),
     )
 
@@ -67,13 +67,13 @@ class Commands(LazyGroup):
         return super().parse_args(ctx, ["version"] if args == ["--version"] else args)
 
 
-app = new_app(
+app = App(
     "Proves that a GPU is clean before a Kubernetes node hands it to the next tenant.\n\n"
-    "Exit codes: 0 ok; 1 a negative verdict, or none; 2 usage; 3 refused by policy, or busy; "
-    "4 the wait was over first, the operation still runs; 5 warnings only; 130 interrupted.",
-    Commands,
-    "New here? scrubber demo tells the whole story on a simulated node. scrubber COMMAND --help has a command's flags, the "
-    "environment variables of those that are settings, and examples. scrubber completion makes Tab complete all of it.",
+    "Exit codes: 0 success; 1 failed, or no verdict; 2 usage error; 3 refused, or busy; 4 timed out, the operation "
+    "continues; 5 warnings only; 130 interrupted.",
+    cls=Commands,
+    epilog="To see everything on a simulated node, run: scrubber demo. For the flags, environment variables and examples of "
+    "a command, run: scrubber COMMAND --help. To enable Tab completion, see: scrubber completion --help.",
 )
 
 
@@ -85,10 +85,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line ``argv`` (default: this process's own) and exit."""
     make_gc_rare()
     try:
-        command = typer.main.get_command(app)
-        if (shell := os.environ.get(_COMPLETION_SHELL)) is not None:
-            _complete(command, shell, sys.argv[1:] if argv is None else argv)
-        command(args=argv, prog_name="scrubber")
+        if _COMPLETION_VARIABLE in os.environ:
+            from scrubber.cli.shell_completion import enable_completion
+
+            enable_completion()
+        typer.main.get_command(app)(args=argv, prog_name="scrubber")
     except ScrubberError as error:
         print_error(str(error))
         sys.exit(exit_code_for(error))
@@ -109,16 +110,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     raise AssertionError("the command line ended without an exit code")
 
 
-def _complete(command: object, shell: str, words: Sequence[str]) -> NoReturn:
-    """Print completions for a shell."""
-    from scrubber.cli.completing import completion_lines
-
-    assert isinstance(command, LazyGroup)
-    for line in completion_lines(command, shell, words, os.environ):
-        print(line)
-    sys.exit(ExitCode.OK)
-
-
 def _leaves(group: ExceptionGroup[ScrubberError]) -> Iterator[ScrubberError]:
     for each in group.exceptions:
         if isinstance(each, ExceptionGroup):
@@ -130,7 +121,10 @@ def _leaves(group: ExceptionGroup[ScrubberError]) -> Iterator[ScrubberError]:
 def _report_bug(bug: Exception) -> NoReturn:
     if os.environ.get("SCRUBBER_TRACEBACK"):
         raise bug
-    print_error(f"This is a fault of scrubber itself ({type(bug).__name__}: {bug}); SCRUBBER_TRACEBACK=1 shows where.")
+    print_error(
+        f"Internal error ({type(bug).__name__}: {bug}). This is a bug in scrubber; to report it, run the command again with "
+        "SCRUBBER_TRACEBACK=1 in the environment for a traceback."
+    )
     sys.exit(ExitCode.FAILED)
 
 

@@ -11,39 +11,23 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from typer.core import TyperGroup
 
-from scrubber.cli.parameters import HELP_FLAGS
+from scrubber.cli.completers import complete_device
 from scrubber.cli.render.output import OutputFormat
 
 __all__ = [
     "DeviceArgument",
     "DevicesArgument",
-    "KubeletDirOption",
+    "NoHeadersOption",
     "OutputOption",
     "SocketOption",
     "device_name",
     "directory",
-    "new_app",
     "seconds",
     "size",
 ]
 
 _T = TypeVar("_T")
-
-
-def new_app(text: str, cls: type[TyperGroup] = TyperGroup, epilog: str | None = None) -> typer.Typer:
-    """Return a command group that prints plain text on every terminal."""
-    return typer.Typer(
-        cls=cls,
-        help=text,
-        epilog=epilog,
-        rich_markup_mode=None,
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": HELP_FLAGS},
-    )
 
 
 def _parse_quantity(parse: Callable[[object], _T], written: str | float) -> _T:
@@ -78,7 +62,7 @@ def device_name(text: str) -> str:
 def directory(value: str | Path) -> Path:
     """Parse a directory; refuse an empty one, which would mean the current directory."""
     if isinstance(value, str) and not value.strip():
-        raise typer.BadParameter("a directory has a name; this is empty.")
+        raise typer.BadParameter("must be the path of a directory; it is empty.")
     return Path(value)
 
 
@@ -100,21 +84,29 @@ OutputOption = Annotated[
         envvar="SCRUBBER_OUTPUT",
         metavar="FORMAT",
         case_sensitive=False,
-        help="Output format. One of: table, json, yaml, name.",
+        help="Output format. One of: table, wide, json, yaml, name.",
     ),
 ]
-KubeletDirOption = Annotated[
-    Path, typer.Option("--kubelet-dir", envvar="SCRUBBER_KUBELET_DIR", metavar="DIR", help="Directory of the kubelet.")
+NoHeadersOption = Annotated[
+    bool, typer.Option("--no-headers", help="Omit the column titles of tables; no effect with other formats.")
 ]
 DevicesArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="DEVICE", parser=device_name, help="UUIDs, unique prefixes of UUIDs, or indexes.", show_default=False
+        metavar="DEVICE",
+        parser=device_name,
+        autocompletion=complete_device,
+        help="UUIDs, unique prefixes of UUIDs, or indexes.",
+        show_default=False,
     ),
 ]
 DeviceArgument = Annotated[
     str,
     typer.Argument(
-        metavar="DEVICE", parser=device_name, help="UUID, unique prefix of a UUID, or index.", show_default=False
+        metavar="DEVICE",
+        parser=device_name,
+        autocompletion=complete_device,
+        help="UUID, unique prefix of a UUID, or index.",
+        show_default=False,
     ),
 ]

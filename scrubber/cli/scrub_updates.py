@@ -7,6 +7,8 @@ is kept and reported. Nothing here stops a scrub: it continues in the service.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -18,7 +20,16 @@ from scrubber.domain.errors import ScrubberError, Unavailable
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["FollowEnd", "FollowResult", "ProgressDisplay", "ScrubTarget", "TargetStatus", "Updates", "follow_scrubs"]
+__all__ = [
+    "FollowEnd",
+    "FollowResult",
+    "ProgressDisplay",
+    "ScrubTarget",
+    "TargetStatus",
+    "Updates",
+    "follow_scrubs",
+    "progress_display",
+]
 
 _MAX_STREAMS = 64
 """Limit of open streams; an HTTP/2 connection carries a hundred, and the next caller needs some, too."""
@@ -73,6 +84,29 @@ class ProgressDisplay(Protocol):
         """Restore the terminal; may be called repeatedly."""
 
 
+class _NoDisplay:
+    """No display: a script reads only the result."""
+
+    def update(self, status: TargetStatus) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def progress_display() -> ProgressDisplay:
+    """Return a started display on standard error if that is a terminal that can redraw a line, else none."""
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return _NoDisplay()
+    from rich.console import Console
+
+    from scrubber.cli.render.progress import LiveProgress
+
+    display = LiveProgress(Console(stderr=True, highlight=False))
+    display.start()
+    return display
+
+
 class FollowEnd(Enum):
     """Why the following ended."""
 
@@ -98,46 +132,46 @@ async def follow_scrubs(
         wait: False follows only until each has begun.
         timeout: seconds for all of them together; None waits indefinitely.
     """
-    heard = [TargetStatus(target) for target in targets]
-    slots = asyncio.Semaphore(_MAX_STREAMS)
+    statuses = [TargetStatus(target) for target in targets]
+    limit = asyncio.Semaphore(_MAX_STREAMS)
 
-    async def listen(place: int) -> None:
-        async with slots:
+    async def follow(place: int) -> None:
+        async with limit:
             try:
-                async for course in _status_updates(heard[place], updates):
-                    heard[place] = course
-                    if course.result is None and not wait:
+                async for status in _status_updates(statuses[place], updates):
+                    statuses[place] = status
+                    if status.result is None and not wait:
                         break
-                    display.update(course)
+                    display.update(status)
             except ScrubberError as error:
-                heard[place] = replace(heard[place], error=error)
-                display.update(heard[place])
+                statuses[place] = replace(statuses[place], error=error)
+                display.update(statuses[place])
 
-    ended = FollowEnd.COMPLETED
+    end = FollowEnd.COMPLETED
     try:
         async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
             for place in range(len(targets)):
-                group.create_task(listen(place))
+                group.create_task(follow(place))
     except TimeoutError:
-        ended = FollowEnd.TIMED_OUT
+        end = FollowEnd.TIMED_OUT
     except asyncio.CancelledError:
-        ended = FollowEnd.INTERRUPTED
+        end = FollowEnd.INTERRUPTED
     finally:
         display.close()
-    return FollowResult(tuple(heard), ended)
+    return FollowResult(tuple(statuses), end)
 
 
-async def _status_updates(course: TargetStatus, updates: Updates) -> AsyncGenerator[TargetStatus, None]:
-    """Yield ``course`` after each update, up to the one with the result."""
-    async with aclosing(updates(course.target.requested_name)) as stream:
+async def _status_updates(status: TargetStatus, updates: Updates) -> AsyncGenerator[TargetStatus, None]:
+    """Yield ``status`` after each update, up to the one with the result."""
+    async with aclosing(updates(status.target.requested_name)) as stream:
         async for update in stream:
             if update.HasField("result"):
-                yield replace(course, result=update.result)
+                yield replace(status, result=update.result)
                 return
             if update.HasField("progress"):
-                course = replace(course, progress=update.progress)
-                yield course
+                status = replace(status, progress=update.progress)
+                yield status
     raise Unavailable(
-        f"The service ended its answer before device {course.target} was done with; "
-        f"scrubber device {course.device_id} shows what became of it."
+        f"The service closed the stream before device {status.target} was finished. Run `scrubber device {status.device_id}` "
+        "to see its state."
     )

@@ -43,8 +43,8 @@ def _directory() -> Path:
         if directory.is_dir():
             return directory
     raise InvalidConfiguration(
-        f"The policies that ship with scrubber are missing beside {_PACKAGE}; install it again, "
-        "or name a policy file of your own with --policy FILE."
+        f"The policies bundled with scrubber are missing next to {_PACKAGE}; reinstall scrubber, or pass your "
+        "own policy file with --policy FILE."
     )
 
 
@@ -62,6 +62,7 @@ def find_policy(name_or_path: str) -> Path:
     close = get_close_matches(name_or_path, shipped, n=1)
     meant = f' Did you mean "{close[0]}"?' if close else ""
     raise InvalidConfiguration(
-        f'No policy ships under the name "{name_or_path}".{meant} There is: {", ".join(shipped)}. '
-        f"A file of your own is given by its path, such as ./{name_or_path or 'policy'}.yaml."
+        f'There is no bundled policy named "{name_or_path}".{meant} The bundled policies are: '
+        f"{', '.join(shipped)}. To use your own file, pass its path, such as "
+        f"./{name_or_path or 'policy'}.yaml."
     )

@@ -212,16 +212,16 @@ class _Floors(ValueFormat):
 
     def read(self, raw: Any, where: Location) -> dict[str, dict[str, float]]:
         if not isinstance(raw, dict):
-            refuse(where, 'these are patterns of model names, each with its checks below it, such as "NVIDIA H200*"')
+            refuse(where, 'write patterns of model names here, such as "NVIDIA H200*", each with its checks below it')
         floors: dict[str, dict[str, float]] = {}
         for model, rates in raw.items():
             if not isinstance(rates, dict):
-                message = f"write checks below the pattern, each with its rate; known are {', '.join(CHECK_NAMES)}"
+                message = f"write checks with their rates below the pattern; the checks are: {', '.join(CHECK_NAMES)}"
                 refuse((*where, model), message)
             floors[model] = {}
             for check, rate in rates.items():
                 if check not in CHECK_NAMES:
-                    refuse((*where, model, check), f"this is not a check; known are {', '.join(CHECK_NAMES)}")
+                    refuse((*where, model, check), f"this is not a check; the checks are: {', '.join(CHECK_NAMES)}")
                 floors[model][check] = float(RATE.read(rate, (*where, model, check)))
         return floors
 
@@ -268,7 +268,7 @@ class _OverrideSection(SectionFormat):
         devices = {name: values.get(each.key, ()) for name, each in declarations(PolicyOverride).items()}
         if not any(devices.values()):
             message = (
-                f'the override "{values["name"]}" says for no devices; write models: ["NVIDIA H200*"], '
+                f'the override "{values["name"]}" selects no devices; write models: ["NVIDIA H200*"], '
                 'resources: [nvidia.com/gpu] or nodes: ["gpu-test-*"], or several of these'
             )
             refuse(where, message)
@@ -288,11 +288,11 @@ class _Overrides(ListOf):
             for earlier in [*entries][:position]:
                 at = (*where, position, "name")
                 if earlier.name == later.name:
-                    refuse(at, f'two overrides are called "{later.name}"; give one of them another name')
+                    refuse(at, f'two overrides are named "{later.name}"; rename one of them')
                 if earlier.shadows(later):
                     message = (
-                        f'"{later.name}" never counts: "{earlier.name}" comes first and fits all of its devices; '
-                        f'put it before "{earlier.name}", or remove it'
+                        f'"{later.name}" never applies: "{earlier.name}" comes first and matches all of its '
+                        f'devices; put it before "{earlier.name}", or remove it'
                     )
                     refuse(at, message)
         return entries
@@ -394,7 +394,7 @@ def _list_of(kind: ValueFormat, declared: Declaration, collection: type[Collecti
 
 _SERVICE_ACCOUNT = _ServiceAccount(
     "ServiceAccount",
-    "A pod of the node's own infrastructure, by what no tenant can choose.",
+    "A pod of the node's infrastructure, identified by fields that tenants cannot choose.",
     (
         KeyFormat("namespace", DNS_NAME, "The pod's namespace.", required=True, example="gpu-operator"),
         KeyFormat(
@@ -456,7 +456,7 @@ def _override_section() -> SectionFormat:
             elsewhere |= {(each.key, key): each.key for key in _node_level_keys(each)}
     return _OverrideSection(
         "OverrideSection",
-        "What differs for some devices. Keys that are not written are as in the rest of the file.",
+        "Differences for some devices. Keys that are omitted keep the values of the rest of the file.",
         (name, *of_devices, *others),
         misplaced_keys=elsewhere,
         extra_schema={"anyOf": [{"required": [each.key]} for each in declarations(PolicyOverride).values()]},
@@ -564,8 +564,8 @@ def policy_reference() -> str:
 _INTRODUCTION = """# Policy settings
 
 Every setting of a policy: its type, default and range, and whether an override may change it for some devices. A setting that
-no override changes counts for the whole node. Times may carry a unit (500ms, 25s, 2m, 1h), and so may sizes and rates (64MiB,
-20GB/s). [policies.md](policies.md) says how policies work.
+no override changes applies to the whole node. Times may have a unit (500ms, 25s, 2m, 1h), and so may sizes and rates (64MiB,
+20GB/s). [policies.md](policies.md) explains how policies work.
 
 This page is generated from the declarations in `scrubber/domain/policy.py`: `python scripts/gen_schema.py`."""
 _HEAD = "| key | type | default | range | override | description |\n| --- | --- | --- | --- | --- | --- |"

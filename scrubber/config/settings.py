@@ -105,8 +105,8 @@ class Address:
         valid_host = bool(host) and (bracketed or ":" not in host) and not any(each.isspace() for each in host)
         if not (colon and valid_host and port.isascii() and port.isdigit() and int(port) <= 65535):
             raise InvalidConfiguration(
-                f'"{text}" is not an address to listen on; write HOST:PORT, such as 127.0.0.1:9464, '
-                "or off to listen nowhere."
+                f'"{text}" is not an address to listen on; write HOST:PORT, such as 127.0.0.1:9464, or off to '
+                "disable listening."
             )
         return cls(host[1:-1] if bracketed else host, int(port))
 
@@ -132,15 +132,15 @@ class MetricsTls:
         if certificate is None and key is None:
             if client_ca is not None:
                 raise InvalidConfiguration(
-                    "--metrics-client-ca needs --metrics-cert and --metrics-key: without them scrapes are not "
-                    "encrypted, and nobody is asked for a certificate."
+                    "--metrics-client-ca needs --metrics-cert and --metrics-key: without them scrapes are "
+                    "not encrypted, and no client certificate is requested."
                 )
             return None
         if certificate is None or key is None:
-            there, lacks = (
+            given, lacks = (
                 ("--metrics-key", "--metrics-cert") if certificate is None else ("--metrics-cert", "--metrics-key")
             )
-            raise InvalidConfiguration(f"{there} needs {lacks}: a certificate and its key are given together.")
+            raise InvalidConfiguration(f"{given} needs {lacks}: pass a certificate and its key together.")
         return cls(certificate.absolute(), key.absolute(), None if client_ca is None else client_ca.absolute())
 
 
@@ -170,7 +170,7 @@ class DisabledHealthchecks:
         odd = [word for word in codes if not (word.isascii() and word.isdigit() and 1 <= int(word) <= 9999)]
         if odd:
             raise InvalidConfiguration(
-                f'DP_DISABLE_HEALTHCHECKS: "{odd[0]}" is no XID; write all, xids, or numbers such as 13,31,43.'
+                f'DP_DISABLE_HEALTHCHECKS: "{odd[0]}" is not an XID; write all, xids, or numbers such as 13,31,43.'
             )
         return cls(everything, frozenset(int(word) for word in codes))
 
@@ -255,9 +255,13 @@ class ServiceSettings:
                 object.__setattr__(self, each.name, value.absolute())
         self.backend.check_settings(self)
         if not self.policy:
-            raise InvalidConfiguration("--policy is empty; name a policy file, or a shipped policy such as default.")
+            raise InvalidConfiguration(
+                "--policy is empty; pass a policy file or the name of a bundled policy, such as default."
+            )
         if not self.node_name or any(each.isspace() for each in self.node_name):
-            raise InvalidConfiguration(f'"{self.node_name}" is no node name; give one without spaces with --node-name.')
+            raise InvalidConfiguration(
+                f'"{self.node_name}" is not a valid node name; pass one without spaces with --node-name.'
+            )
         self._check_directories()
         self._check_times()
         for flag, group in {"--admin-group": self.admin_group, "--read-group": self.read_group}.items():
@@ -271,8 +275,8 @@ class ServiceSettings:
             return self.container_identity is ContainerIdentity.CGROUP
         if not self.backend.simulated or self.cgroup_root is not None:
             return True
-        there = _exists(self.kubelet_dir, unreadable=True) or _exists(self.pod_resources_socket, unreadable=True)
-        return there and not _exists(self.kubelet_dir / EMULATOR_MARKER_FILE, unreadable=False)
+        has_kubelet = _exists(self.kubelet_dir, unreadable=True) or _exists(self.pod_resources_socket, unreadable=True)
+        return has_kubelet and not _exists(self.kubelet_dir / EMULATOR_MARKER_FILE, unreadable=False)
 
     def _check_directories(self) -> None:
         directories = {
@@ -286,9 +290,7 @@ class ServiceSettings:
         }
         for flag, path in directories.items():
             if path is not None and path.exists() and not path.is_dir():
-                raise InvalidConfiguration(
-                    f"{flag} {path} is not a directory; give the directory that it should be in."
-                )
+                raise InvalidConfiguration(f"{flag} {path} is not a directory; pass a directory.")
 
     def _check_times(self) -> None:
         if not (math.isfinite(self.poll_interval) and 0 < self.poll_interval <= 60):
@@ -314,5 +316,5 @@ def _check_group(flag: str, name: str) -> None:
         grp.getgrnam(name)
     except KeyError as error:
         raise InvalidConfiguration(
-            f'There is no group "{name}" on this machine; make it (groupadd {name}), or change {flag}.'
+            f'The group "{name}" does not exist on this machine; create it (groupadd {name}) or change {flag}.'
         ) from error

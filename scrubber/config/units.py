@@ -62,13 +62,13 @@ def parse_window(raw: object) -> tuple[float, float]:
     """Return start and end of ``"02:00-05:00"`` as seconds of the day; the end may be earlier: ``"22:00-04:00"``."""
     match = _WINDOW.fullmatch(raw.strip()) if isinstance(raw, str) else None
     if match is None:
-        raise ValueError(f"{_quoted(raw)} is no time of the day; write from and until, such as 02:00-05:00")
+        raise ValueError(f"{_quoted(raw)} is not a time of day; write from and until, such as 02:00-05:00")
     hours, minutes = (int(match[1]), int(match[3])), (int(match[2]), int(match[4]))
     if any(minute > 59 or hour * 60 + minute > 24 * 60 for hour, minute in zip(hours, minutes, strict=True)):
-        raise ValueError(f'"{raw}" is no time of the day; a day has hours from 00:00 to 24:00')
+        raise ValueError(f'"{raw}" is not a time of day; hours go from 00:00 to 24:00')
     begin, end = (float(hour * 3600 + minute * 60) for hour, minute in zip(hours, minutes, strict=True))
     if begin % 86400 == end % 86400:
-        raise ValueError(f'"{raw}" begins when it ends; write two different times')
+        raise ValueError(f'"{raw}" has the same start and end; write two different times')
     return begin, end
 
 
@@ -87,11 +87,11 @@ def parse_rate(raw: object) -> int:
     rate = _size(raw.strip().removesuffix("/s") if isinstance(raw, str) else raw)
     if rate is None:
         raise ValueError(
-            f"{_quoted(raw)} is not a rate; write bytes (or operations) per second as a number, or a rate such as "
-            "64MiB/s or 20GB/s"
+            f"{_quoted(raw)} is not a rate; write bytes (or operations) per second as a number, or a rate "
+            "such as 64MiB/s or 20GB/s"
         )
     if rate < 1:
-        raise ValueError(f"{_quoted(raw)} is too slow a rate; write at least 1")
+        raise ValueError(f"{_quoted(raw)} is too low for a rate; write at least 1")
     return rate
 
 
@@ -116,7 +116,7 @@ def parse_codes(raw: object, highest: int) -> tuple[int, ...]:
             raise ValueError(f"{_quoted(raw)} is not an XID; write a number such as 79, or a range such as 69-72")
         first, last = int(match[1]), int(match[2])
     if not 1 <= first <= highest or not 1 <= last <= highest:
-        raise ValueError(f"{_quoted(raw)} is not an XID; they go from 1 to {highest}")
+        raise ValueError(f"{_quoted(raw)} is not an XID; XIDs go from 1 to {highest}")
     if last < first:
         raise ValueError(f'the range "{raw}" is empty; write the lower number first: {last}-{first}')
     return tuple(range(first, last + 1))

@@ -173,9 +173,9 @@ class Integer(ValueFormat):
         if isinstance(raw, bool) or not isinstance(raw, int):
             refuse_type(raw, where, "write a whole number")
         if raw < self.minimum:
-            refuse(where, f"{raw} is impossible; write at least {self.minimum}")
+            refuse(where, f"{raw} is too small; write at least {self.minimum}")
         if raw > self.maximum:
-            refuse(where, f"{raw} is impossible; write at most {self.maximum}")
+            refuse(where, f"{raw} is too large; write at most {self.maximum}")
         return raw
 
     def schema(self, definitions: _Schema) -> _Schema:
@@ -226,7 +226,7 @@ class Duration(ValueFormat):
             refuse(where, str(error).replace("write seconds", "write never, seconds") if never else str(error))
         if seconds < self.minimum:
             least = f"{self.minimum * 1000:g}ms"
-            refuse(where, f"a time of {seconds:g} s is impossible here; write at least {least}{never}")
+            refuse(where, f"a time of {seconds:g} s is too short here; write at least {least}{never}")
         return seconds
 
     def write(self, value: Any) -> Any:
@@ -286,7 +286,9 @@ class ParsedValue(ValueFormat):
 
 def _device_setting(raw: object) -> str:
     if isinstance(raw, bool) or not isinstance(raw, str | int | float):
-        raise ValueError('a setting is a word or a number; quote it if it must read true or false, as in "true"')
+        raise ValueError(
+            'a setting is a string or a number; quote it if it must be the string true or false, as in "true"'
+        )
     return str(raw)
 
 
@@ -319,7 +321,7 @@ class Text(ValueFormat):
 
     def read(self, raw: Any, where: Location) -> str:
         if not isinstance(raw, str):
-            refuse_type(raw, where, "write a word; quote it if it looks like a number or like true or false")
+            refuse_type(raw, where, "write a string; quote it if it looks like a number or like true or false")
         if self.pattern and not re.fullmatch(self.pattern, raw):
             refuse(where, f'"{raw}" is {self.mismatch}')
         if not raw:
@@ -332,17 +334,19 @@ class Text(ValueFormat):
 
 NON_EMPTY_TEXT = Text()
 NAME = Text(
-    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "no name; use small letters, digits and hyphens, such as my-policy"
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+    "not a valid name; use lowercase letters, digits and hyphens, such as my-policy",
 )
 DNS_NAME = Text(
-    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$", "no name; use small letters, digits and hyphens, such as gpu-operator"
+    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+    "not a valid name; use lowercase letters, digits and hyphens, such as gpu-operator",
 )
 SYSTEMD_UNIT = Text(
-    r"^[A-Za-z0-9:_.@-]+\.service$", "no service of systemd; write all of its name, such as nvidia-dcgm.service"
+    r"^[A-Za-z0-9:_.@-]+\.service$", "not a systemd service; write its full name, such as nvidia-dcgm.service"
 )
 RESOURCE = Text(
     r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
-    "no resource; write all of its name, such as nvidia.com/gpu",
+    "not a resource; write its full name, such as nvidia.com/gpu",
 )
 
 
@@ -477,7 +481,7 @@ class SectionFormat(ValueFormat):
         for path in (*below, *((key,) for key in raw)):
             if path in self.misplaced_keys:
                 place = self.misplaced_keys[path]
-                message = f'"{path[-1]}" counts for the whole node, not for some devices; write it in {place}'
+                message = f'"{path[-1]}" applies to the whole node, not to some devices; write it in {place}'
                 refuse((*where, *path), message)
 
     def _unknown_key_message(self, key: str, raw: object, where: Location) -> str:
@@ -486,7 +490,7 @@ class SectionFormat(ValueFormat):
         known = [each.name for each in self.keys]
         spelled = {each.lower(): each for each in known}
         close = get_close_matches(re.sub("[_-]", "", key.lower()), spelled, n=1)
-        helps = f'did you mean "{spelled[close[0]]}"?' if close else f"known here: {', '.join(known)}"
+        helps = f'did you mean "{spelled[close[0]]}"?' if close else f"the keys are: {', '.join(known)}"
         around = [part for part in where if isinstance(part, str)]
         place = f' in "{around[-1]}"' if around else ""
         return f'unknown key "{key}"{place}; {helps}'
@@ -505,14 +509,14 @@ class SectionFormat(ValueFormat):
         return _reference(self.name)
 
 
-_NOT_A_MAPPING_MESSAGE = "write its keys below it, indented"
-_MISSING_VALUE_MESSAGE = "nothing is written here; write its value, or remove the key"
+_NOT_A_MAPPING_MESSAGE = "write its keys on indented lines below it"
+_MISSING_VALUE_MESSAGE = "the value is missing; write one, or remove the key"
 
 
 def _unknown_choice_message(raw: str, choices: Sequence[str]) -> str:
     close = get_close_matches(raw.lower().replace("_", "-"), choices, n=1)
     helps = f'did you mean "{close[0]}"?' if close else f"write one of {', '.join(choices)}"
-    return f'"{raw}" is not known; {helps}'
+    return f'"{raw}" is not a valid value; {helps}'
 
 
 def _location_prefix(where: Location) -> str:
@@ -521,7 +525,7 @@ def _location_prefix(where: Location) -> str:
 
 
 def refuse_type(raw: object, where: Location, hint: str) -> NoReturn:
-    refuse(where, f"{_describe_value(raw)} does not fit here; {hint}")
+    refuse(where, f"{_describe_value(raw)} is not valid here; {hint}")
 
 
 def _describe_value(raw: object) -> str:

@@ -48,7 +48,7 @@ class XidRow:
 
 _ENTRY = SectionFormat(
     "XidEntry",
-    "A code, or a range of codes that mean the same.",
+    "One code, or a range of codes with the same meaning.",
     (
         KeyFormat("code", CODES, "A number such as 79, or a range such as 39-41.", required=True, example="79"),
         KeyFormat(
@@ -59,10 +59,10 @@ _ENTRY = SectionFormat(
             example="unknown",
         ),
         KeyFormat(
-            "source", NON_EMPTY_TEXT, "Where the class comes from: one of sources.", required=True, example="action"
+            "source", NON_EMPTY_TEXT, "The origin of the class: one of sources.", required=True, example="action"
         ),
         KeyFormat(
-            "note", NON_EMPTY_TEXT, "What the code says, in a few words.", required=True, example="what the code says"
+            "note", NON_EMPTY_TEXT, "A short description of the code.", required=True, example="what the code means"
         ),
     ),
 )
@@ -79,12 +79,15 @@ class _XidFile(SectionFormat):
             at = (*where, "xids", position)
             if entry["source"] not in values["sources"]:
                 known = ", ".join(values["sources"])
-                message = f'the source "{entry["source"]}" is not explained; write one of {known}, or explain it under sources'
+                message = (
+                    f'the source "{entry["source"]}" is not explained; write one of {known}, or explain it '
+                    "under sources"
+                )
                 refuse((*at, "source"), message)
             note = " ".join(entry["note"].split())
             for code in entry["code"]:
                 if code in rows:
-                    message = f"XID {code} has a row already ({_format_code_range(first[code])}); keep one of them"
+                    message = f"XID {code} is already listed ({_format_code_range(first[code])}); keep one of them"
                     refuse((*at, "code"), message)
                 first[code] = entry["code"]
                 rows[code] = XidRow(code, entry["class"], entry["source"], note)
@@ -93,19 +96,19 @@ class _XidFile(SectionFormat):
 
 _FILE = _XidFile(
     "XidFile",
-    "What the XIDs of NVIDIA's driver mean.",
+    "The meaning of the XIDs of NVIDIA's driver.",
     (
         KeyFormat(
             "sources",
             MappingOf(NON_EMPTY_TEXT),
-            "Names for where classes come from, each explained.",
+            "The origins of classes, each with an explanation.",
             required=True,
             example="{action: what the vendor asks for}",
         ),
         KeyFormat(
             "xids",
             ListOf(_ENTRY),
-            "One row for each code or range.",
+            "One row for each code or range of codes.",
             required=True,
             example="[{code: 79, class: reboot, source: action, note: off the bus}]",
         ),

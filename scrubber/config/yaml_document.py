@@ -71,13 +71,13 @@ def read_regular_file(path: Path, what: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InvalidConfiguration(f"{path}: {what} is a regular file, and this is none; save it to one.")
+            raise InvalidConfiguration(f"{path}: {what} must be a regular file; save it to one.")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_BYTES + 1)
     finally:
         os.close(descriptor)
     if len(content) > MAX_BYTES:
-        raise InvalidConfiguration(f"{path}: {what} has at most {MAX_BYTES} bytes, and this file is longer.")
+        raise InvalidConfiguration(f"{path}: {what} may have at most {MAX_BYTES} bytes; this file is longer.")
     return content
 
 
@@ -92,7 +92,7 @@ def parse_yaml(content: bytes, name: str, *, bundled: bool = False) -> YamlDocum
         InvalidConfiguration: not UTF-8, empty, too large, not YAML, or YAML that is not supported here.
     """
     if len(content) > MAX_BYTES:
-        raise InvalidConfiguration(f"{name}: the file has {len(content)} bytes; more than {MAX_BYTES} are not read.")
+        raise InvalidConfiguration(f"{name}: the file has {len(content)} bytes; the limit is {MAX_BYTES}.")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -103,7 +103,7 @@ def parse_yaml(content: bytes, name: str, *, bundled: bool = False) -> YamlDocum
     try:
         node = _compose(text, name, bundled)
     except RecursionError as error:
-        raise InvalidConfiguration(f"{name}:1: the file is nested too deeply to be read.") from error
+        raise InvalidConfiguration(f"{name}:1: the file is nested too deeply.") from error
     if node is None:
         raise InvalidConfiguration(f"{name}:1: the file is empty.")
     reading = _NodeReader(name)
@@ -143,10 +143,12 @@ def _compose(text: str, name: str, bundled: bool) -> yaml.Node | None:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InvalidConfiguration(
-            f"{name}:{line}: the character U+{error.character:04X} may not stand in a YAML file."
+            f"{name}:{line}: the character U+{error.character:04X} is not allowed in a YAML file."
         ) from error
     except (ValueError, OverflowError) as error:  # from an escape such as \U00110000
-        raise InvalidConfiguration(f"{name}:1: this is not YAML: an escape in it is no character.") from error
+        raise InvalidConfiguration(
+            f"{name}:1: this is not YAML: it contains an escape that is not a character."
+        ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
@@ -158,9 +160,9 @@ def _events(text: str, name: str, loader: Any = yaml.SafeLoader) -> Iterator[yam
     for event in yaml.parse(text, Loader=loader):
         tag = getattr(event, "tag", None)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            refusal = "anchors and aliases (& and *) are not read; write it out"
+            refusal = "anchors and aliases (& and *) are not supported; write the value out"
         elif tag is not None:
-            refusal = f"the tag {tag} is not read; remove it"
+            refusal = f"the tag {tag} is not supported; remove it"
         else:
             yield event
             continue
@@ -181,9 +183,9 @@ def _yaml_hint(error: yaml.MarkedYAMLError) -> str:
     if "'\\t'" in (error.problem or ""):
         return "; indent with spaces, not tabs"
     if "mapping values are not allowed" in (error.problem or ""):
-        return "; check the indentation, and quote text that holds a colon"
+        return "; check the indentation, and quote text that contains a colon"
     if "another document" in (error.problem or ""):
-        return "; one file holds one document (a line --- begins another)"
+        return "; a file contains one document (a line --- begins another)"
     return ""
 
 
@@ -209,9 +211,9 @@ class _NodeReader:
             text.encode()
             return _scalar(node)
         except UnicodeEncodeError:
-            wrong = "an escape of half a character stands here; write the character itself"
+            wrong = "an escape produces half a surrogate pair; write the character itself"
         except ValueError:  # an integer with more digits than Python reads
-            wrong = f"the number {text[:20]}… has {len(text)} digits; nothing is as large as that"
+            wrong = f"the number {text[:20]}… has {len(text)} digits, which is out of range"
         raise InvalidConfiguration(f"{self._name}:{node.start_mark.line + 1}: {wrong}.")
 
     def _mapping(self, node: yaml.MappingNode, where: Location) -> dict[str, Value]:
@@ -219,15 +221,14 @@ class _NodeReader:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
-                raise InvalidConfiguration(f"{self._name}:{line}: a key must be one word.")
+                raise InvalidConfiguration(f"{self._name}:{line}: a key must be a scalar.")
             key = str(key_node.value)
             self._scalar(key_node)
             inner = (*where, key)
             if key in found:
                 first = self.key_lines[inner]
                 raise InvalidConfiguration(
-                    f'{self._name}:{line}: the key "{key}" is here for the second time (first on line {first}); '
-                    "keep one of them."
+                    f'{self._name}:{line}: the key "{key}" is a duplicate (first on line {first}); keep one of them.'
                 )
             self.key_lines[inner] = line
             found[key] = self.value(value_node, inner)

@@ -82,8 +82,8 @@ class _CheckThread:
         self._thread.join(seconds)
         if not self._thread.is_alive():
             return self._results
-        message = "It did not come to an end: something that it looks at hangs, so nothing is known of it."
-        remedy = "dmesg, and cat /proc/mounts: look for a file system or a driver that does not answer."
+        message = "The check did not finish: something that it reads hangs, so its result is unknown."
+        remedy = "Run dmesg and cat /proc/mounts: look for a file system or a driver that does not respond."
         return (CheckResult(self._name, CheckLevel.WARNING, message, remedy),)
 
     @property
@@ -94,10 +94,10 @@ class _CheckThread:
         try:
             self._results = tuple(self._check(self._node))
         except OSError as error:
-            self._results = (unknown_result(self._name, "so nothing is known of it", error),)
+            self._results = (unknown_result(self._name, "the result of this check is unknown", error),)
         except Exception as bug:  # noqa: BLE001 - one defective check must not hide the results of all others
-            message = f"This look is a fault of scrubber itself ({type(bug).__name__}: {bug})."
-            remedy = "Report it; what the check is for stands in docs/node-setup.md."
+            message = f"The check failed because of a bug in scrubber ({type(bug).__name__}: {bug})."
+            remedy = "Report it; docs/node-setup.md explains the check."
             self._results = (CheckResult(self._name, CheckLevel.ERROR, message, remedy),)
 
 

@@ -37,9 +37,9 @@ _ANNOTATION_OPTIONS = ("pod_annotations", "allowed_annotations")
 
 
 def toolkit(node: CheckContext) -> Iterator[CheckResult]:
-    """No unprivileged pod can give itself GPUs by an environment variable, and the plugin can still give them.
+    """No unprivileged pod can select GPUs by an environment variable, and the plugin still can.
 
-    The toolkit's own default is to let every pod do so: a missing line, and a missing file, mean yes.
+    The toolkit's own default is to let every pod do so: a missing line or file means that any pod can.
     """
     given = [node.path(path) for path in node.toolkit_configs]
     try:
@@ -47,7 +47,7 @@ def toolkit(node: CheckContext) -> Iterator[CheckResult]:
         places = [place / program for place in map(node.path, TOOLKIT_BIN_DIRS) for program in TOOLKIT_PROGRAMS]
         programs = [path for path in places if path_exists(path)]
     except OSError as error:
-        yield unknown_result("toolkit-envvar", "whether any pod can give itself GPUs was not seen", error)
+        yield unknown_result("toolkit-envvar", "whether any pod can select GPUs is unknown", error)
         return
     for path in found:
         yield from _toolkit_config(path)
@@ -55,16 +55,16 @@ def toolkit(node: CheckContext) -> Iterator[CheckResult]:
         message = f"{programs[0]} is installed and has no configuration, so {_ANY_POD}."
         yield CheckResult("toolkit-envvar", CheckLevel.ERROR, message, _refuse_envvar(node.path(TOOLKIT_CONFIGS[0])))
     elif not found:
-        yield CheckResult("toolkit-envvar", CheckLevel.OK, "NVIDIA's container toolkit is not installed here.")
+        yield CheckResult("toolkit-envvar", CheckLevel.OK, "NVIDIA's container toolkit is not installed.")
 
 
-_ANY_POD = "any pod gets every GPU by setting NVIDIA_VISIBLE_DEVICES=all, past the kubelet and this service"
+_ANY_POD = "any pod gets every GPU by setting NVIDIA_VISIBLE_DEVICES=all, bypassing the kubelet and this service"
 
 
 def _refuse_envvar(path: Path) -> str:
     return (
-        f"Set {ENVVAR} = false in {path}, and have the plugin name devices by volume-mounts "
-        f"({VOLUME_MOUNTS} = true) or by CDI (--device-list-strategy)."
+        f"Set {ENVVAR} = false in {path}, and let the plugin select devices by volume-mounts ({VOLUME_MOUNTS} "
+        "= true) or by CDI (--device-list-strategy)."
     )
 
 
@@ -72,12 +72,12 @@ def _toolkit_config(path: Path) -> Iterator[CheckResult]:
     try:
         options = _toml(path)
     except PermissionError as error:
-        yield unknown_result("toolkit-envvar", "whether any pod can give itself GPUs was not seen", error)
+        yield unknown_result("toolkit-envvar", "whether any pod can select GPUs is unknown", error)
         return
     except (OSError, ValueError, RecursionError) as error:
-        message = f"{path} cannot be read: {_error_text(error)}. Whether any pod can give itself GPUs is unknown."
+        message = f"{path} cannot be read: {_error_text(error)}. Whether any pod can select GPUs is unknown."
         yield CheckResult(
-            "toolkit-envvar", CheckLevel.ERROR, message, f"Mend {path}, or give the right one with --toolkit-config."
+            "toolkit-envvar", CheckLevel.ERROR, message, f"Fix {path}, or pass the right file with --toolkit-config."
         )
         return
     envvar, mounts = options.get(ENVVAR, True), options.get(VOLUME_MOUNTS, False)
@@ -87,27 +87,27 @@ def _toolkit_config(path: Path) -> Iterator[CheckResult]:
         yield CheckResult("toolkit-envvar", CheckLevel.ERROR, message, _refuse_envvar(path))
     else:
         yield CheckResult(
-            "toolkit-envvar", CheckLevel.OK, f"{path}: unprivileged pods cannot name GPUs by environment variable."
+            "toolkit-envvar", CheckLevel.OK, f"{path}: unprivileged pods cannot select GPUs by environment variable."
         )
         if mounts is not True:
             message = f"{path}: devices reach unprivileged containers by CDI only."
             remedy = (
-                f"Nothing, if the plugin uses a cdi strategy; else set {VOLUME_MOUNTS} = true and give the plugin "
-                "--device-list-strategy volume-mounts."
+                f"None, if the plugin uses a cdi strategy; otherwise set {VOLUME_MOUNTS} = true and run the "
+                "plugin with --device-list-strategy volume-mounts."
             )
             yield CheckResult("toolkit-volume-mounts", CheckLevel.WARNING, message, remedy)
             return
     if mounts is True:
-        message = f"{path}: the plugin can name devices by volume-mounts."
+        message = f"{path}: the plugin can select devices by volume-mounts."
         yield CheckResult("toolkit-volume-mounts", CheckLevel.OK, message)
 
 
 def cdi_annotations(node: CheckContext) -> Iterator[CheckResult]:
-    """No runtime passes a pod's own annotations on that name CDI devices.
+    """No runtime passes on a pod's own annotations that name CDI devices.
 
-    The kubelet copies plugins' annotations into containers, never pods'. containerd and CRI-O pass a pod's on only
-    where they are told to; NVIDIA's runtime, in its CDI mode, takes what it is then given for a request. All of this
-    was read in their documentation, and not tried.
+    The kubelet copies plugins' annotations into containers, never pods'. containerd and CRI-O pass a pod's
+    annotations on only where they are configured to; NVIDIA's runtime, in CDI mode, treats what it receives as a request.
+    All of this is from their documentation, and was not tried.
     """
     found = False
     try:
@@ -115,29 +115,28 @@ def cdi_annotations(node: CheckContext) -> Iterator[CheckResult]:
         configs += list_matching(node.path(_CRIO_DROP_INS), "*.conf")
         configs = [each for config in configs for each in (config, *_imported_configs(node, config))]
     except OSError as error:
-        yield unknown_result(
-            "cdi-annotations", "whether a pod can name itself a GPU by an annotation was not seen", error
-        )
+        yield unknown_result("cdi-annotations", "whether a pod can select a GPU by an annotation is unknown", error)
         return
     for path in configs:
         try:
             patterns = list(_patterns_in(_toml(path)))
         except (OSError, ValueError, RecursionError) as error:
             found = True
-            message = f"{path} cannot be read: {_error_text(error)}. Whether a pod can name itself a GPU is unknown."
-            remedy = AS_ROOT if isinstance(error, PermissionError) else f"Mend {path}."
+            message = f"{path} cannot be read: {_error_text(error)}. Whether a pod can select a GPU is unknown."
+            remedy = AS_ROOT if isinstance(error, PermissionError) else f"Fix {path}."
             yield CheckResult("cdi-annotations", CheckLevel.WARNING, message, remedy)
             continue
         for option, pattern in patterns:
             found = True
             message = (
-                f'{path} passes pods\' own annotations on ({option}: "{pattern}"), {_CDI}/ among them: a runtime that '
-                "takes CDI names from annotations, as NVIDIA's does in its cdi mode, gives any pod the GPU it names."
+                f'{path} passes on pods\' own annotations ({option}: "{pattern}"), including {_CDI}/: a '
+                "runtime that takes CDI names from annotations, such as NVIDIA's in its cdi mode, gives any "
+                "pod the GPU that it names."
             )
-            remedy = f"Take that out of {option}, and restart the runtime; what plugins write needs none of it."
+            remedy = f"Remove that pattern from {option} and restart the runtime; plugins do not need it."
             yield CheckResult("cdi-annotations", CheckLevel.WARNING, message, remedy)
     if configs and not found:
-        message = "The container runtime is not told to pass pods' own CDI annotations on."
+        message = "The container runtime is not configured to pass on pods' own CDI annotations."
         yield CheckResult("cdi-annotations", CheckLevel.OK, message)
 
 
@@ -168,7 +167,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _error_text(error: Exception) -> str:
-    return str(error.strerror) if isinstance(error, OSError) else f"it is no TOML ({error})"
+    return str(error.strerror) if isinstance(error, OSError) else f"it is not TOML ({error})"
 
 
 def _patterns_in(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -54,7 +54,7 @@ def read_bytes(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(kind):
-            raise OSError(errno.EINVAL, "It is no regular file", str(path))
+            raise OSError(errno.EINVAL, "It is not a regular file", str(path))
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(max_bytes + 1)
     except OSError as error:

@@ -38,41 +38,44 @@ def driver(node: CheckContext) -> Iterator[CheckResult]:
         level = CheckLevel.ERROR if node.service.has_hardware else CheckLevel.WARNING
         message = f"No NVIDIA driver is loaded ({path}: {error.strerror})."
         yield CheckResult(
-            "driver", level, message, "modprobe nvidia loads it; dmesg says why not. A GPU Operator loads its own."
+            "driver",
+            level,
+            message,
+            "Run modprobe nvidia; dmesg shows why the driver is not loaded. A GPU Operator loads its own.",
         )
         return
     version = _VERSION.search(text)
     if version is None:
         yield CheckResult(
-            "driver", CheckLevel.WARNING, f"{path} names no version.", "dmesg says more; install the driver again."
+            "driver", CheckLevel.WARNING, f"{path} contains no version.", "Check dmesg; reinstall the driver."
         )
         return
     yield CheckResult("driver", CheckLevel.OK, f"NVIDIA's driver {version[1]} is loaded.")
 
 
 def scrub_on_free(node: CheckContext) -> Iterator[CheckResult]:
-    """The driver clears memory that is freed: our scrub is then the proof, not the only broom."""
+    """The driver clears freed memory, so that our scrub is the proof and not the only clearing."""
     path = node.path("/proc/driver/nvidia/params")
     if not node.has_driver:
         return
     try:
         text = read_text(path)
     except OSError as error:
-        yield unknown_result("scrub-on-free", "whether the driver clears freed memory was not seen", error)
+        yield unknown_result("scrub-on-free", "whether the driver clears freed memory is unknown", error)
         return
     if _NO_SCRUB_ON_FREE.search(text):
         message = (
-            "The driver was told not to clear freed memory (RmDisableScrubOnFree): what one process of a pod leaves, "
-            "its next one reads, and every scrub finds residue."
+            "The driver is configured not to clear freed memory (RmDisableScrubOnFree): a process of a pod "
+            "can read what an earlier one left, and every scrub finds residue."
         )
         remedy = "Remove RmDisableScrubOnFree from NVreg_RegistryDwords (/etc/modprobe.d), and reload the driver."
         yield CheckResult("scrub-on-free", CheckLevel.WARNING, message, remedy)
         return
-    yield CheckResult("scrub-on-free", CheckLevel.OK, "The driver was not told to leave freed memory uncleared.")
+    yield CheckResult("scrub-on-free", CheckLevel.OK, "The driver is not configured to leave freed memory uncleared.")
 
 
 def persistenced(node: CheckContext) -> Iterator[CheckResult]:
-    """Somebody keeps the driver's state while nobody uses a GPU."""
+    """nvidia-persistenced keeps the driver's state while no process uses a GPU."""
     if not node.has_driver:
         return
     path = node.path("/run/nvidia-persistenced/nvidia-persistenced.pid")
@@ -81,23 +84,23 @@ def persistenced(node: CheckContext) -> Iterator[CheckResult]:
     except ValueError:
         pid = 0
     except OSError as error:
-        yield unknown_result("persistenced", "whether nvidia-persistenced runs was not seen", error)
+        yield unknown_result("persistenced", "whether nvidia-persistenced runs is unknown", error)
         return
     if pid > 0 and path_exists(node.path(f"/proc/{pid}")):
-        message = f"nvidia-persistenced runs (PID {pid}); a reset has it let go of the GPU, and brings it back."
+        message = f"nvidia-persistenced is running (PID {pid}); a reset makes it release the GPU, and reconnects it."
         yield CheckResult("persistenced", CheckLevel.OK, message)
         return
     message = (
-        "nvidia-persistenced does not run: unless persistence mode is on, the driver forgets a GPU's error counters and "
-        "settings whenever nobody uses it, and every first use waits for it."
+        "nvidia-persistenced is not running: unless persistence mode is enabled, the driver loses a GPU's "
+        "error counters and settings whenever no process uses it, and every first use is slow."
     )
     yield CheckResult("persistenced", CheckLevel.WARNING, message, "systemctl enable --now nvidia-persistenced")
 
 
 def device_nodes(node: CheckContext) -> Iterator[CheckResult]:
-    """Nobody but root and one group may open a GPU: local users are in no pod, and ask nobody.
+    """Only root and one group may open a GPU: local users are in no pod and bypass the plugin.
 
-    The driver's own default is 0666. What its options do was read in its documentation, and not tried.
+    The driver's own default is 0666. The effect of its options was taken from its documentation and not tried.
     """
     open_to_all: list[str] = []
     nodes = 0
@@ -110,30 +113,30 @@ def device_nodes(node: CheckContext) -> Iterator[CheckResult]:
             if about.st_mode & (stat.S_IROTH | stat.S_IWOTH):
                 open_to_all.append(f"{path} ({format_mode(about)})")
     except OSError as error:
-        yield unknown_result("device-nodes", "who may open the GPUs was not seen", error)
+        yield unknown_result("device-nodes", "which users may open the GPUs is unknown", error)
         return
     if open_to_all:
         which = ", ".join(open_to_all[:3]) + (f" and {len(open_to_all) - 3} more" if len(open_to_all) > 3 else "")
         message = (
-            f"Any local user may open {which}, past the kubelet and this service; it is noticed, and then no pod gets "
-            "the GPU until they let go."
+            f"Any local user may open {which}, bypassing the kubelet and this service; such use is detected, "
+            "and no pod gets the GPU until it ends."
         )
         remedy = (
-            "Give the nodes to one group: options nvidia NVreg_ModifyDeviceFiles=1 NVreg_DeviceFileUID=0 "
-            "NVreg_DeviceFileGID=GID NVreg_DeviceFileMode=0660 in /etc/modprobe.d, and reload the driver. Containers that "
-            "do not run as root then need that group (supplementalGroups)."
+            "Give the device nodes to one group: options nvidia NVreg_ModifyDeviceFiles=1 "
+            "NVreg_DeviceFileUID=0 NVreg_DeviceFileGID=GID NVreg_DeviceFileMode=0660 in /etc/modprobe.d, and "
+            "reload the driver. Containers that do not run as root then need that group (supplementalGroups)."
         )
         yield CheckResult("device-nodes", CheckLevel.WARNING, message, remedy)
     elif nodes:
-        yield CheckResult("device-nodes", CheckLevel.OK, "No GPU's device node is open to every local user.")
+        yield CheckResult("device-nodes", CheckLevel.OK, "No GPU's device node is accessible to every local user.")
 
 
 def unauthorized_use(node: CheckContext) -> Iterator[CheckResult]:
-    """How the service notices that a process uses a GPU without a grant, and what it does not notice."""
+    """How the service detects that a process uses a GPU without a grant, and what it does not detect."""
     if not node.service.has_hardware:
         return
     message = (
-        "Between scrubs the service looks at driver contexts. A process that only has a GPU's device node open is not seen "
-        "before it makes a context, or before the next scrub by the slow path."
+        "Between scrubs the service checks driver contexts. A process that only has a GPU's device node open "
+        "is not detected until it creates a context, or until the next slow path."
     )
     yield CheckResult("unauthorized-use", CheckLevel.OK, message)

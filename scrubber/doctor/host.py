@@ -15,11 +15,11 @@ __all__ = ["clock", "kernel"]
 
 _FIRST_SECOND_OF_2024 = 1704067200
 _SO_PEERPIDFD = 77  # include/uapi/asm-generic/socket.h, Linux 6.5
-_UPDATE_HINT = "Update the kernel and boot: Linux 5.14 or newer, better 6.5."
+_UPDATE_HINT = "Update the kernel and reboot: Linux 5.14 or newer, preferably 6.5."
 
 
 def kernel(node: CheckContext) -> Iterator[CheckResult]:
-    """The kernel names a process by more than a number that another one gets later. It is tried, not read off a version."""
+    """The kernel identifies a process by more than its PID, which is reused. This is tried, not derived from a version."""
     try:
         release = value_in(read_bytes(node.path("/proc/sys/kernel/osrelease")))
     except OSError:
@@ -28,15 +28,15 @@ def kernel(node: CheckContext) -> Iterator[CheckResult]:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
         if error.errno != errno.ENOSYS:
-            yield unknown_result("kernel", f"whether Linux {release} has pidfds was not seen", error)
+            yield unknown_result("kernel", f"whether Linux {release} has pidfds is unknown", error)
             return
-        message = f"Linux {release} has no pidfds, so no leftover can be signalled without hitting another process."
+        message = f"Linux {release} has no pidfds, so a signal to a leftover process could hit another process."
         yield CheckResult("kernel", CheckLevel.ERROR, message, _UPDATE_HINT)
         return
     if _has_peer_pidfd():
         yield CheckResult("kernel", CheckLevel.OK, f"Linux {release}.")
         return
-    message = f"Linux {release} knows the kubelet's process by its number alone, which a later process may get."
+    message = f"Linux {release} identifies the kubelet's process by its PID alone, which a later process may get."
     yield CheckResult("kernel", CheckLevel.WARNING, message, _UPDATE_HINT)
 
 
@@ -51,14 +51,14 @@ def _has_peer_pidfd() -> bool:
 
 
 def clock(node: CheckContext) -> Iterator[CheckResult]:
-    """The clock runs: certificates, probations and the audit say when."""
+    """The clock is set: certificates, probations and the audit log contain times."""
     if node.now < _FIRST_SECOND_OF_2024:
-        message = "The clock is before 2024, so certificates and the audit carry times that never were."
+        message = "The clock is before 2024, so certificates and the audit log have wrong times."
         yield CheckResult("clock", CheckLevel.ERROR, message, "timedatectl set-ntp true, or set it: date --set TIME")
         return
     try:
         boot = value_in(read_bytes(node.path("/proc/sys/kernel/random/boot_id")))
     except OSError as error:
-        yield unknown_result("clock", "which boot this is was not seen, and what was proved holds for one boot", error)
+        yield unknown_result("clock", "the boot id is unknown, and what was proved is valid for one boot only", error)
         return
     yield CheckResult("clock", CheckLevel.OK, f"The clock runs; boot {boot}.")

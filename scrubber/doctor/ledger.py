@@ -30,55 +30,63 @@ def state_dir(node: CheckContext) -> Iterator[CheckResult]:
         on = node.file_system(path)
     except (FileNotFoundError, NotADirectoryError):
         if node.service.is_available:
-            message = f"{path} is not there; the service has its ledger elsewhere."
-            yield CheckResult("state-dir", CheckLevel.WARNING, message, "Give its directory with --state-dir.")
+            message = f"{path} does not exist; the service has its ledger elsewhere."
+            yield CheckResult("state-dir", CheckLevel.WARNING, message, "Pass its directory with --state-dir.")
         else:
-            message = f"There is no ledger: {path} is not there."
+            message = f"There is no ledger: {path} does not exist."
             yield CheckResult(
-                "state-dir", CheckLevel.WARNING, message, "scrubber serve makes it; or give it with --state-dir."
+                "state-dir",
+                CheckLevel.WARNING,
+                message,
+                "scrubber serve creates it; or pass its directory with --state-dir.",
             )
         return
     except OSError as error:
-        yield unknown_result("state-dir", "whose the ledger is was not seen", error)
+        yield unknown_result("state-dir", "the owner of the ledger is unknown", error)
         return
     if not stat.S_ISDIR(about.st_mode):
-        message = f"{path} is no directory, so no ledger can be in it."
+        message = f"{path} is not a directory, so it cannot contain a ledger."
         yield CheckResult(
-            "state-dir", CheckLevel.ERROR, message, "Give the directory with --state-dir, to scrubber serve too."
+            "state-dir", CheckLevel.ERROR, message, "Pass the directory with --state-dir, also to scrubber serve."
         )
     elif about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        message = f"Others may write into {path} (mode {format_mode(about)}): the service does not start with it."
+        message = f"{path} is writable by other users (mode {format_mode(about)}): the service does not start with it."
         yield CheckResult("state-dir", CheckLevel.ERROR, message, f"chmod 700 {path}")
     elif about.st_uid not in (0, os.geteuid()):
-        message = f"{path} belongs to {user_name(about.st_uid)}, who can change the record."
+        message = f"{path} belongs to {user_name(about.st_uid)}, who can change the ledger."
         yield CheckResult("state-dir", CheckLevel.ERROR, message, f"chown root: {path}")
     elif on.network_type:
-        message = f"{path} is on {on.network_type}, where a ledger cannot be kept safe."
+        message = f"{path} is on {on.network_type}, where a ledger cannot be stored safely."
         yield CheckResult(
-            "state-dir", CheckLevel.ERROR, message, "Name a directory on a local disk: scrubber serve --state-dir DIR"
+            "state-dir", CheckLevel.ERROR, message, "Use a directory on a local disk: scrubber serve --state-dir DIR"
         )
     elif on.read_only:
-        message = f"{path} is on a file system that is read-only: nothing can be recorded, so nothing is handed over."
+        message = f"{path} is on a read-only file system: nothing can be recorded, so no device is granted."
         yield CheckResult(
-            "state-dir", CheckLevel.ERROR, message, "dmesg says why; then mount -o remount,rw its file system."
+            "state-dir", CheckLevel.ERROR, message, "dmesg shows why; then mount -o remount,rw its file system."
         )
     elif about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        message = f"Others may look into {path} (mode {format_mode(about)}), where tenants are named."
+        message = f"Other users may read {path} (mode {format_mode(about)}), which names tenants."
         yield CheckResult("state-dir", CheckLevel.WARNING, message, f"chmod 700 {path}")
     elif on.volatile_type:
-        message = f"{path} is on {on.volatile_type}: a reboot forgets the audit trail, and which devices a person quarantined goes with it."
+        message = (
+            f"{path} is on {on.volatile_type}: a reboot deletes the audit log and forgets which devices an "
+            "operator quarantined."
+        )
         yield CheckResult(
-            "state-dir", CheckLevel.WARNING, message, "Name a directory on a disk: scrubber serve --state-dir DIR"
+            "state-dir", CheckLevel.WARNING, message, "Use a directory on a disk: scrubber serve --state-dir DIR"
         )
     else:
         owner = user_name(about.st_uid)
         yield CheckResult(
-            "state-dir", CheckLevel.OK, f"{path} is {owner}'s alone (mode {format_mode(about)}), on a local disk."
+            "state-dir",
+            CheckLevel.OK,
+            f"{path} is accessible to {owner} only (mode {format_mode(about)}), on a local disk.",
         )
 
 
 def ledger_disk(node: CheckContext) -> Iterator[CheckResult]:
-    """There is room to record what happens, and pods cannot take it."""
+    """There is space to record events, and pods cannot use it up."""
     # Imported here: otherwise every other command would wait for the adapter.
     from scrubber.adapters.ledger.reserve import RESERVE_BYTES
 
@@ -88,26 +96,26 @@ def ledger_disk(node: CheckContext) -> Iterator[CheckResult]:
     except (FileNotFoundError, NotADirectoryError):
         return  # the check of the state directory reports it
     except OSError as error:
-        yield unknown_result("ledger-disk", "how much room the ledger has was not seen", error)
+        yield unknown_result("ledger-disk", "the free space for the ledger is unknown", error)
         return
     room = f"{format_size(on.free_bytes >> 20 << 20)} are free for {path}"
-    make = f"Make room on its file system: df {path}, du -x; crictl rmi --prune gives images back."
+    make = f"Free space on its file system: df {path}, du -x; crictl rmi --prune removes unused images."
     try:
         reserve: os.stat_result | None = os.lstat(path / "ledger.reserve")
     except (FileNotFoundError, NotADirectoryError):
         reserve = None
     except OSError as error:
-        yield unknown_result("ledger-disk", f"{room}, and whether the ledger's reserve is whole was not seen", error)
+        yield unknown_result("ledger-disk", f"{room}, and whether the ledger's reserve is complete is unknown", error)
         return
     held = 0 if reserve is None else min(reserve.st_size, reserve.st_blocks * 512)
     if reserve is not None and not stat.S_ISREG(reserve.st_mode):
-        message = f"{path / 'ledger.reserve'} is no file: the ledger has no room of its own."
+        message = f"{path / 'ledger.reserve'} is not a regular file: the ledger has no reserved space."
         yield CheckResult(
             "ledger-disk", CheckLevel.ERROR, message, f"Move it away: mv {path / 'ledger.reserve'} /root/; {make}"
         )
         return
     if reserve is not None and held < RESERVE_BYTES:
-        message = f"The ledger's reserve is not whole ({held} of {RESERVE_BYTES} bytes): nothing is granted; {room}."
+        message = f"The ledger's reserve is incomplete ({held} of {RESERVE_BYTES} bytes): nothing is granted; {room}."
         yield CheckResult("ledger-disk", CheckLevel.ERROR, message, make)
         return
     if on.free_bytes < _MIN_FREE_BYTES:
@@ -115,11 +123,11 @@ def ledger_disk(node: CheckContext) -> Iterator[CheckResult]:
         return
     shared = next((each for each in _pod_writable_directories(node) if _device_of(node, each) == on.device), None)
     if shared is not None:
-        message = f"{room}, on the file system of {shared}: pods can fill it, and that stops every hand-over."
-        remedy = f"Give {path} a file system of its own, of 1 GiB or more: docs/deploying.md, The ledger's disk."
+        message = f"{room}, on the file system of {shared}: pods can fill it, which stops every hand-over."
+        remedy = f"Give {path} a separate file system of 1 GiB or more: docs/deploying.md, The ledger's disk."
         yield CheckResult("ledger-disk", CheckLevel.WARNING, message, remedy)
         return
-    whole = ", the reserve is whole" if reserve is not None else ""
+    whole = ", the reserve is complete" if reserve is not None else ""
     yield CheckResult("ledger-disk", CheckLevel.OK, f"{room}{whole}.")
 
 
@@ -136,7 +144,7 @@ def _device_of(node: CheckContext, path: Path) -> int | None:
 
 
 def ledger_lock(node: CheckContext) -> Iterator[CheckResult]:
-    """The service that answers is the one that has this ledger; no other one has it."""
+    """The service that answers is the one that has this ledger open."""
     lock = node.state_dir / "ledger.lock"
     answered, name = node.service.is_available, "ledger-lock"
     if answered and not node.state_dir_known:
@@ -145,68 +153,80 @@ def ledger_lock(node: CheckContext) -> Iterator[CheckResult]:
         pid = lock_holder(lock, node.path("/proc/locks"))
     except (FileNotFoundError, NotADirectoryError) as error:
         if error.filename is not None and str(error.filename) != str(lock):
-            yield unknown_result(name, "who has the ledger open was not seen", error)
+            yield unknown_result(name, "which process has the ledger open is unknown", error)
         elif answered:
-            message = f"{lock} is not there: this is not the ledger of the service that answers, or was removed."
+            message = (
+                f"{lock} does not exist: this is not the ledger of the service that answers, or the file was removed."
+            )
             yield CheckResult(
-                name, CheckLevel.WARNING, message, "Give its directory with --state-dir; else restart the service."
+                name, CheckLevel.WARNING, message, "Pass its directory with --state-dir; otherwise restart the service."
             )
         return
     except OSError as error:
-        yield unknown_result(name, "who has the ledger open was not seen", error)
+        yield unknown_result(name, "which process has the ledger open is unknown", error)
         return
-    said = node.service.pid
+    service_pid = node.service.pid
     if answered and pid is None:
         message = (
-            f"Nobody seen from here has {lock}: the service that answers has another ledger, or is in another PID "
+            f"No process visible from here holds {lock}: the service that answers has another ledger, or is "
+            "in another PID "
         )
         message += "namespace."
         yield CheckResult(
-            name, CheckLevel.WARNING, message, "Give its directory with --state-dir, and call this on the node itself."
+            name,
+            CheckLevel.WARNING,
+            message,
+            "Pass its directory with --state-dir, and run this command on the node itself.",
         )
     elif pid is not None and not answered:
-        message = f"PID {pid} has the ledger open, and does not answer on {node.socket_dir}."
+        message = f"PID {pid} has the ledger open, but does not answer on {node.socket_dir}."
         remedy = (
-            f"ps -fp {pid} says what it is; give the directory of its sockets with --socket-dir, or stop it: kill {pid}"
+            f"ps -fp {pid} shows the process; pass the directory of its sockets with --socket-dir, or stop "
+            f"it: kill {pid}"
         )
         yield CheckResult(name, CheckLevel.WARNING, message, remedy)
     elif pid is None:
         yield CheckResult(name, CheckLevel.OK, "No service has the ledger open.")
-    elif said and said != pid:
-        message = f"PID {pid} has the ledger open, and the service that answers says that it is PID {said}."
-        remedy = f"ps -fp {pid},{said}: call this in the service's own PID namespace, or stop the one that is too many."
+    elif service_pid and service_pid != pid:
+        message = f"PID {pid} has the ledger open, but the service that answers reports PID {service_pid}."
+        remedy = (
+            f"ps -fp {pid},{service_pid}: run this command in the service's own PID namespace, or stop the process "
+            "that should not run."
+        )
         yield CheckResult(name, CheckLevel.WARNING, message, remedy)
     else:
         yield CheckResult(name, CheckLevel.OK, f"The service (PID {pid}) has the ledger open.")
 
 
 def signing_key(node: CheckContext) -> Iterator[CheckResult]:
-    """The key that signs certificates is the service's alone."""
+    """Only the service can access the key that signs certificates."""
     path = node.state_dir / _KEY
     try:
         about = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         if node.state_dir_known and node.service.key_id:
-            message = f"{path} is not there, and the service signs: a new key would sign after its next start."
+            message = (
+                f"{path} does not exist, but the service signs: it would sign with a new key after its next start."
+            )
             yield CheckResult(
-                "signing-key", CheckLevel.WARNING, message, "Put the file back from a copy, or note both keys."
+                "signing-key", CheckLevel.WARNING, message, "Restore the file from a copy, or record both keys."
             )
         return
     except OSError as error:
-        yield unknown_result("signing-key", "whether others can sign in this node's name was not seen", error)
+        yield unknown_result("signing-key", "whether others can sign in this node's name is unknown", error)
         return
     if not stat.S_ISREG(about.st_mode):
-        message = f"{path} is no regular file: whoever made it may know the key."
+        message = f"{path} is not a regular file: its creator may know the key."
         yield CheckResult(
             "signing-key", CheckLevel.ERROR, message, f"Move it away, and restart the service: mv {path} /root/"
         )
     elif about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        message = f"Others may use {path} (mode {format_mode(about)}), and sign certificates in this node's name."
-        remedy = f"chmod 600 {path}; if somebody may have read it, move it away and restart the service."
+        message = f"Other users may read {path} (mode {format_mode(about)}) and sign certificates in this node's name."
+        remedy = f"chmod 600 {path}; if another user may have read it, move it away and restart the service."
         yield CheckResult("signing-key", CheckLevel.ERROR, message, remedy)
     elif about.st_size == 0:
         message = f"{path} is empty: the service does not start with it."
-        remedy = f"Put the node's own file back; or remove it, and the next start makes a new key: rm {path}"
+        remedy = f"Restore the node's own file; or remove it, and the next start creates a new key: rm {path}"
         yield CheckResult("signing-key", CheckLevel.ERROR, message, remedy)
     elif about.st_uid not in (0, os.geteuid()):
         message = f"{path} belongs to {user_name(about.st_uid)}, who can sign certificates in this node's name."
@@ -215,5 +235,7 @@ def signing_key(node: CheckContext) -> Iterator[CheckResult]:
         )
     else:
         yield CheckResult(
-            "signing-key", CheckLevel.OK, f"{path} is {user_name(about.st_uid)}'s alone (mode {format_mode(about)})."
+            "signing-key",
+            CheckLevel.OK,
+            f"{path} is accessible to {user_name(about.st_uid)} only (mode {format_mode(about)}).",
         )

@@ -23,7 +23,7 @@ _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?P<bounds>[^;]*)(?P<marker
 _BOUND = re.compile(r"(>=|<)\s*([0-9]+(?:\.[0-9]+)*)")
 _CUPY = {"cupy-cuda12x": (12, 525), "cupy-cuda13x": (13, 580)}
 """By distribution: its CUDA version, and the oldest driver that supports it."""
-_INSTALL = "Install this program again, as docs/deploying.md says; with pip: pip install"
+_INSTALL = "Reinstall this program as described in docs/deploying.md; with pip: pip install"
 _DRIVERS = ("libcuda.so.1", "libnvidia-ml.so.1")
 _LIBRARY_DIRECTORIES = (
     "usr/lib/x86_64-linux-gnu",
@@ -36,12 +36,12 @@ _LOADER_CACHE = "/etc/ld.so.cache"
 
 
 def libraries(node: CheckContext) -> Iterator[CheckResult]:
-    """What this program needs is installed, in versions that it knows. The service is to run from the same installation."""
+    """This program's dependencies are installed, in supported versions. The service must run from the same installation."""
     del node
     try:
         requirements = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        message = f"{_DISTRIBUTION} is not installed as a package, so which libraries it needs was not seen."
+        message = f"{_DISTRIBUTION} is not installed as a package, so its dependencies are unknown."
         yield CheckResult("dependencies", CheckLevel.WARNING, message, f"{_INSTALL} '.[cuda12]'")
         return
     wrong = [error for each in requirements if (error := _requirement_error(each))]
@@ -51,7 +51,7 @@ def libraries(node: CheckContext) -> Iterator[CheckResult]:
         )
         return
     shown = ", ".join(f"{name} {_version(name)}" for name in _REPORTED_LIBRARIES)
-    yield CheckResult("dependencies", CheckLevel.OK, f"All that this program needs is installed: {shown}, …")
+    yield CheckResult("dependencies", CheckLevel.OK, f"All dependencies are installed: {shown}, …")
 
 
 def _requirement_error(requirement: str) -> str:
@@ -66,7 +66,7 @@ def _requirement_error(requirement: str) -> str:
     for sign, bound in _BOUND.findall(found["bounds"]):
         below = _numbers(version) < _numbers(bound)
         if below == (sign == ">="):
-            return f"{name} is {version}, and {sign}{bound} is needed"
+            return f"{name} is version {version}, but {sign}{bound} is needed"
     return ""
 
 
@@ -84,7 +84,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def bindings(node: CheckContext) -> Iterator[CheckResult]:
-    """NVML's bindings and CuPy are installed, for a CUDA that the driver takes."""
+    """NVML's bindings and CuPy are installed, for a CUDA version that the driver supports."""
     if node.service.simulated:
         yield CheckResult(
             "driver-bindings", CheckLevel.OK, "The simulated node needs neither NVML's bindings nor CuPy."
@@ -95,28 +95,28 @@ def bindings(node: CheckContext) -> Iterator[CheckResult]:
     level = CheckLevel.ERROR if node.service.has_hardware else CheckLevel.WARNING
     nvml = _version("nvidia-ml-py")
     cupy = {name: version for name in _CUPY if (version := _version(name))}
-    wanted = f"{_INSTALL} '.[cuda12]', or '.[cuda13]' for drivers from 580 on."
-    missing = [name for name, there in (("NVML's bindings (nvidia-ml-py)", nvml), ("CuPy", cupy)) if not there]
+    advice = f"{_INSTALL} '.[cuda12]', or '.[cuda13]' for drivers from 580 on."
+    missing = [name for name, found in (("NVML's bindings (nvidia-ml-py)", nvml), ("CuPy", cupy)) if not found]
     if missing:
-        message = f"Here {' and '.join(missing)} {'are' if len(missing) > 1 or nvml is None else 'is'} not installed."
-        yield CheckResult("driver-bindings", level, message, wanted)
+        message = f"{' and '.join(missing)} {'are' if len(missing) > 1 or nvml is None else 'is'} not installed."
+        yield CheckResult("driver-bindings", level, message, advice)
         return
     if len(cupy) > 1:
-        message = f"{' and '.join(cupy)} are both installed, and overwrite each other."
+        message = f"{' and '.join(cupy)} are both installed and overwrite each other."
         yield CheckResult(
-            "driver-bindings", level, message, f"pip uninstall {' '.join(cupy)}, then {wanted[0].lower()}{wanted[1:]}"
+            "driver-bindings", level, message, f"pip uninstall {' '.join(cupy)}, then {advice[0].lower()}{advice[1:]}"
         )
         return
     ((name, version),) = cupy.items()
     cuda, oldest = _CUPY[name]
     driver = driver_version(node)
     if driver is not None and int(driver.partition(".")[0]) < oldest:
-        message = f"{name} is for CUDA {cuda}, and drivers from {oldest} on; this one is {driver}."
+        message = f"{name} is for CUDA {cuda} and drivers from {oldest} on; this driver is {driver}."
         yield CheckResult(
             "driver-bindings",
             level,
             message,
-            f"pip uninstall {name}, then install with '.[cuda12]'; or a newer driver.",
+            f"pip uninstall {name}, then install with '.[cuda12]'; or install a newer driver.",
         )
         return
     yield CheckResult("driver-bindings", CheckLevel.OK, f"nvidia-ml-py {nvml} and {name} {version} are installed.")
@@ -129,22 +129,22 @@ def driver_libraries(node: CheckContext) -> Iterator[CheckResult]:
     missing = [name for name in _DRIVERS if _find(node, name) is None]
     if not missing:
         found = _find(node, _DRIVERS[0])
-        yield CheckResult("driver-libraries", CheckLevel.OK, f"The driver's libraries are there: {found}.")
+        yield CheckResult("driver-libraries", CheckLevel.OK, f"The driver's libraries are installed: {found}.")
         return
-    message = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} in no directory that was looked into."
+    message = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} in none of the searched directories."
     # A service with this backend has found them, possibly below a separate driver root.
     level = CheckLevel.ERROR if not node.service.is_available else CheckLevel.WARNING
     remedy = (
-        "Install the driver's libraries (nvidia-smi is beside them), call ldconfig; where the driver has a root of its own: "
-        "scrubber serve --nvidia-driver-root DIR."
+        "Install the driver's libraries (they come with nvidia-smi) and run ldconfig; if the driver has a "
+        "separate root: scrubber serve --nvidia-driver-root DIR."
     )
     yield CheckResult("driver-libraries", level, message, remedy)
 
 
 def _find(node: CheckContext, name: str) -> Path | None:
     named = [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each.startswith("/")]
-    usual = [node.root / each for each in _LIBRARY_DIRECTORIES]
-    for directory in (*named, *usual):
+    default_directories = [node.root / each for each in _LIBRARY_DIRECTORIES]
+    for directory in (*named, *default_directories):
         try:
             if (directory / name).is_file():
                 return directory / name

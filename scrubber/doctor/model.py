@@ -28,7 +28,7 @@ __all__ = [
     "unknown_result",
 ]
 
-AS_ROOT = "Call this as root: sudo scrubber doctor"
+AS_ROOT = "Run this as root: sudo scrubber doctor"
 
 
 class CheckLevel(StrEnum):

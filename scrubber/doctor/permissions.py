@@ -22,11 +22,11 @@ _NEEDED = {
     21: "CAP_SYS_ADMIN",  # resets, compute modes, MIG
 }
 _PRIVILEGED = (
-    "As a pod: privileged: true, as in deploy/kubernetes/base; as a unit: no CapabilityBoundingSet and User=root, as in "
-    "deploy/systemd/scrubber.service."
+    "As a pod: privileged: true, as in deploy/kubernetes/base; as a systemd unit: no CapabilityBoundingSet "
+    "and User=root, as in deploy/systemd/scrubber.service."
 )
-_ACTION_NAMES = {Purpose.READ: "look", Purpose.ADMIN: "act", Purpose.PLUGIN: "ask for hand-overs"}
-_SERVICE_PROCESS_UNKNOWN = "The process of the service is not seen from here, nor whether it may do its work."
+_ACTION_NAMES = {Purpose.READ: "read", Purpose.ADMIN: "act", Purpose.PLUGIN: "request hand-overs"}
+_SERVICE_PROCESS_UNKNOWN = "The service's process is not visible from here, so its capabilities are unknown."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def _inspect_socket_path(node: CheckContext, purpose: Purpose) -> _SocketPath:
 
 
 def permissions(node: CheckContext) -> Iterator[CheckResult]:
-    """Whoever calls this may look, and may act."""
+    """The caller may read and act."""
     who = user_name(os.geteuid())
     barred: dict[Purpose, Path] = {}
     for purpose in (Purpose.READ, Purpose.ADMIN):
@@ -69,10 +69,10 @@ def permissions(node: CheckContext) -> Iterator[CheckResult]:
         if barrier is not None:
             barred[purpose] = barrier
     if not barred:
-        yield CheckResult("permissions", CheckLevel.OK, f"You are {who}, and may look and act.")
+        yield CheckResult("permissions", CheckLevel.OK, f"You are {who}, and may read and act.")
         return
-    may = "look, and not act" if Purpose.READ not in barred else "neither look nor act"
-    may = "act, and not look" if Purpose.ADMIN not in barred else may
+    may = "read, but not act" if Purpose.READ not in barred else "neither read nor act"
+    may = "act, but not read" if Purpose.ADMIN not in barred else may
     purpose, barrier = next(reversed(barred.items()))
     message = f"You are {who}, and may {may}: {_ownership_text(barrier)}."
     yield CheckResult("permissions", CheckLevel.WARNING, message, _access_hint(node, purpose))
@@ -81,8 +81,8 @@ def permissions(node: CheckContext) -> Iterator[CheckResult]:
 def _first_denied_path(way: _SocketPath) -> Path | None:
     """Return the first part of the path that denies this user access."""
     for path, about in way.seen:
-        wanted = os.X_OK if stat.S_ISDIR(about.st_mode) else os.W_OK
-        if not os.access(path, wanted, effective_ids=True):
+        access = os.X_OK if stat.S_ISDIR(about.st_mode) else os.W_OK
+        if not os.access(path, access, effective_ids=True):
             return path
     return way.hidden
 
@@ -91,9 +91,9 @@ def _ownership_text(path: Path) -> str:
     try:
         about = os.stat(path)
     except OSError:
-        return f"{path} cannot be seen"
+        return f"{path} is not accessible"
     owner = user_name(about.st_uid)
-    return f"{path} is {owner}'s and the group {group_name(about.st_gid)}'s, mode {format_mode(about)}"
+    return f"{path} belongs to {owner} and the group {group_name(about.st_gid)}, mode {format_mode(about)}"
 
 
 def _access_hint(node: CheckContext, purpose: Purpose) -> str:
@@ -103,44 +103,49 @@ def _access_hint(node: CheckContext, purpose: Purpose) -> str:
         gids = {about.st_gid for _, about in seen if about.st_mode & stat.S_IXGRP} - {0}
         group = group_name(gids.pop()) if len(gids) == 1 else ""
     if group:
-        return f"usermod -aG {group} USER, and log in anew; or call it as root (sudo scrubber …)."
+        return f"usermod -aG {group} USER, then log in again; or run the command as root (sudo scrubber …)."
     flag = "--admin-group" if purpose is Purpose.ADMIN else "--read-group"
-    return f"Call it as root (sudo scrubber …), or start the service with {flag} GROUP and become a member of it."
+    return f"Run the command as root (sudo scrubber …), or start the service with {flag} GROUP and join that group."
 
 
 def sockets(node: CheckContext) -> Iterator[CheckResult]:
-    """Nobody but the service's user, root, and the groups that it names gets to its sockets."""
+    """Only the service's user, root, and the configured groups can access its sockets."""
     ways = {purpose: _inspect_socket_path(node, purpose) for purpose in Purpose}
     if any(way.missing is not None for way in ways.values()):
         return  # there is no service, which other checks report
     if any(len(way.seen) < 2 for way in ways.values()):
-        message = f"{node.socket_dir} cannot be looked into; who may look and act was not seen."
+        message = f"{node.socket_dir} is not accessible; who may read and act is unknown."
         yield CheckResult("sockets", CheckLevel.WARNING, message, AS_ROOT)
         return
     fine = True
     for purpose, way in ways.items():
         if _is_world_accessible(way):
             fine = False
-            message = f"Every local user may {_ACTION_NAMES[purpose]}: no mode keeps anybody from {way.seen[-1][0]}."
+            message = (
+                f"Every local user may {_ACTION_NAMES[purpose]}: the modes of {way.seen[-1][0]} and its "
+                "directories do not prevent it."
+            )
             yield CheckResult("sockets", CheckLevel.ERROR, message, f"chmod o-rwx {node.socket_dir / purpose.value}")
     top = next(iter(ways.values())).seen[0][1].st_mode
     if top & stat.S_IWOTH and not top & stat.S_ISVTX:
         fine = False
-        message = f"Everybody may write {node.socket_dir}, and so put other sockets there."
+        message = f"{node.socket_dir} is world-writable, so any user could place other sockets there."
         yield CheckResult("sockets", CheckLevel.ERROR, message, f"chmod o-w {node.socket_dir}")
     admitted = {purpose: gid for purpose, way in ways.items() if (gid := _admitted_group(way)) is not None}
     if (gid := admitted.get(Purpose.PLUGIN)) is not None:
         fine = False
-        message = f"Members of the group {group_name(gid)} may {_ACTION_NAMES[Purpose.PLUGIN]}, in the plugin's place."
+        message = f"Members of the group {group_name(gid)} may {_ACTION_NAMES[Purpose.PLUGIN]}, like the plugin."
         yield CheckResult("sockets", CheckLevel.ERROR, message, f"chmod 0700 {node.socket_dir / Purpose.PLUGIN.value}")
     if fine:
         who = [
             f"the group {group_name(admitted[purpose])} may {_ACTION_NAMES[purpose]}"
             if purpose in admitted
-            else f"nobody may {_ACTION_NAMES[purpose]}"
+            else f"no group may {_ACTION_NAMES[purpose]}"
             for purpose in (Purpose.READ, Purpose.ADMIN)
         ]
-        yield CheckResult("sockets", CheckLevel.OK, f"Beside root and the service's own user {who[0]}, and {who[1]}.")
+        yield CheckResult(
+            "sockets", CheckLevel.OK, f"Apart from root and the service's own user, {who[0]}, and {who[1]}."
+        )
 
 
 def _is_world_accessible(way: _SocketPath) -> bool:
@@ -173,9 +178,9 @@ def service_process(node: CheckContext) -> int | None:
 
 
 def capabilities(node: CheckContext) -> Iterator[CheckResult]:
-    """The service has what it takes to see every process, to end leftovers and to reset devices."""
+    """The service has the capabilities to see every process, to kill leftover processes and to reset devices."""
     if node.service.simulated:
-        yield CheckResult("capabilities", CheckLevel.OK, "The simulated node needs none.")
+        yield CheckResult("capabilities", CheckLevel.OK, "The simulated node needs no capabilities.")
         return
     name, remedy = "capabilities", f"{AS_ROOT}, on the node or in the service's pod."
     try:
@@ -186,12 +191,12 @@ def capabilities(node: CheckContext) -> Iterator[CheckResult]:
             return
         status = read_bytes(node.path(f"/proc/{pid}/status"))
     except OSError as error:
-        yield unknown_result(name, "whether the service may do its work was not seen", error, remedy)
+        yield unknown_result(name, "whether the service has its capabilities is unknown", error, remedy)
         return
     has = re.search(rb"^CapEff:[ \t]*([0-9a-f]{1,16})$", status, re.MULTILINE)
     uid = re.search(rb"^Uid:[ \t]*[0-9]+[ \t]+([0-9]+)", status, re.MULTILINE)
     if has is None or uid is None:
-        message = f"/proc/{pid}/status does not say what the service may do."
+        message = f"/proc/{pid}/status does not contain the service's capabilities."
         yield CheckResult(name, CheckLevel.WARNING, message, remedy)
         return
     lacking = [each for bit, each in _NEEDED.items() if not int(has[1], 16) >> bit & 1]
@@ -199,7 +204,7 @@ def capabilities(node: CheckContext) -> Iterator[CheckResult]:
     if lacking:
         level = CheckLevel.ERROR if node.service.has_hardware else CheckLevel.WARNING
         yield CheckResult(
-            name, level, f"{who} and lacks {', '.join(lacking)}: it would miss users of GPUs.", _PRIVILEGED
+            name, level, f"{who} and lacks {', '.join(lacking)}: it would not detect all users of GPUs.", _PRIVILEGED
         )
         return
-    yield CheckResult(name, CheckLevel.OK, f"{who} with all that it needs.")
+    yield CheckResult(name, CheckLevel.OK, f"{who} with all capabilities that it needs.")

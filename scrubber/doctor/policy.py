@@ -11,33 +11,33 @@ from scrubber.domain.errors import InvalidConfiguration
 __all__ = ["policy"]
 
 _RELOAD = (
-    "systemctl reload scrubber.service has it read again, and scrubber history says what came of it. Where "
-    "DP_DISABLE_HEALTHCHECKS is set for the service the two differ for good."
+    "systemctl reload scrubber.service makes the service read it again, and scrubber history shows the "
+    "result. Where DP_DISABLE_HEALTHCHECKS is set for the service, the two always differ."
 )
 
 
 def policy(node: CheckContext) -> Iterator[CheckResult]:
-    """The file that the service would start with is a policy, and is the one that it follows."""
-    said = node.service
+    """The file that the service would start with is a valid policy, and is the policy in force."""
+    service = node.service
     file = node.policy or _active_policy_file(node)
     if not file:
-        if said.is_available:
-            message = f"The policy {said.policy} is in force; which file it comes from was not seen."
-            yield CheckResult("policy", CheckLevel.WARNING, message, "Give the file with --policy FILE.")
+        if service.is_available:
+            message = f"The policy {service.policy} is in force; its file is unknown."
+            yield CheckResult("policy", CheckLevel.WARNING, message, "Pass the file with --policy FILE.")
         return  # none was given, and the service does not reply
-    mend = f"Mend it: scrubber policy check {file} says where; it is taken over within seconds."
-    if said.policy_error:
-        message = f"{said.policy_error} A service that starts now would not come up with it."
+    mend = f"Fix it: scrubber policy check {file} shows where; the service applies it within seconds."
+    if service.policy_error:
+        message = f"{service.policy_error} The service would not start with it."
         yield CheckResult("policy", CheckLevel.ERROR, message, mend)
         return
-    if said.is_available and not node.policy and not _is_readable(file):
+    if service.is_available and not node.policy and not _is_readable(file):
         # A file of the service's pod, or one that this user may not read; the service itself checks it continuously.
         yield CheckResult(
-            "policy", CheckLevel.OK, f"{said.policy} is in force, and the service finds nothing wrong with {file}."
+            "policy", CheckLevel.OK, f"{service.policy} is in force, and the service reports no error in {file}."
         )
         return
     if os.path.exists(file) and not _is_readable(file):
-        message = f"You may not read {file}; whether it can be in force was not seen."
+        message = f"You may not read {file}; whether it is a valid policy is unknown."
         yield CheckResult("policy", CheckLevel.WARNING, message, AS_ROOT)
         return
     # Imported here: otherwise every other command would wait for a YAML parser.
@@ -48,19 +48,23 @@ def policy(node: CheckContext) -> Iterator[CheckResult]:
     except InvalidConfiguration as error:
         first, *more = str(error).split("\n")
         rest = f" ({len(more)} more)" if more else ""
+        yield CheckResult("policy", CheckLevel.ERROR, f"{first}{rest} The service would not start with it.", mend)
+        return
+    if not service.is_available:
         yield CheckResult(
-            "policy", CheckLevel.ERROR, f"{first}{rest} A service that starts now would not come up with it.", mend
+            "policy",
+            CheckLevel.OK,
+            f"{file} is a valid policy; whether it is in force is unknown, because no service answers.",
         )
         return
-    if not said.is_available:
-        yield CheckResult(
-            "policy", CheckLevel.OK, f"{file} can be in force; whether it is was not seen, for nobody answers."
-        )
-        return
-    if (found.name, found.digest, found.enforcement.value) != (said.policy, said.policy_digest, said.enforcement):
+    if (found.name, found.digest, found.enforcement.value) != (
+        service.policy,
+        service.policy_digest,
+        service.enforcement,
+    ):
         message = (
-            f"{file} says otherwise ({found.name}, {found.enforcement.value}, digest {found.digest[:12]}) than what is in "
-            f"force ({said.policy}, {said.enforcement}, digest {said.policy_digest[:12]})."
+            f"{file} differs ({found.name}, {found.enforcement.value}, digest {found.digest[:12]}) from the "
+            f"policy in force ({service.policy}, {service.enforcement}, digest {service.policy_digest[:12]})."
         )
         yield CheckResult("policy", CheckLevel.WARNING, message, _RELOAD)
         return

@@ -96,7 +96,9 @@ def _device_report(device: pb.Device) -> DeviceReport:
         unauthorized_users=len(device.unauthorized_users),
         uninspected_processes=len(device.uninspected_processes),
         break_glass_until=device.break_glass.expires_at if broken else None,
-        break_glass=f"{device.break_glass.actor} broke the glass ({device.break_glass.reason})" if broken else "",
+        break_glass=f"{device.break_glass.actor} set a break-glass override ({device.break_glass.reason})"
+        if broken
+        else "",
     )
 
 
@@ -128,7 +130,7 @@ async def query_kubelet(
         from scrubber.adapters.kubelet.assignments import KubeletAssignments
     except Exception as error:  # noqa: BLE001 - as above
         return KubeletReport(
-            was_queried=True, message=f"It cannot be asked ({type(error).__name__}: {error}).".replace("\n", " ")
+            was_queried=True, message=f"It cannot be queried ({type(error).__name__}: {error}).".replace("\n", " ")
         )
     known = frozenset(device_ids)
     async with AsyncExitStack() as stack:

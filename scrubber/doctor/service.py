@@ -14,7 +14,10 @@ _SERVICE_LOGS_HINT = (
     "systemctl status scrubber.service, and journalctl -u scrubber.service -n 50; as a pod: "
     "kubectl -n scrubber-system logs daemonset/scrubber"
 )
-_SERVICE_DOWN_HINT = f"{_SERVICE_LOGS_HINT}. If that speaks of the ledger: scrubber audit verify --ledger-dir DIR, with its state directory"
+_SERVICE_DOWN_HINT = (
+    f"{_SERVICE_LOGS_HINT}. If that mentions the ledger: scrubber audit verify --ledger-dir DIR, with its "
+    "state directory"
+)
 _RESTART_HINT = (
     "systemctl restart scrubber.service; as a pod: kubectl -n scrubber-system rollout restart daemonset/scrubber"
 )
@@ -22,184 +25,195 @@ _MAX_NAMED_DEVICES = 3
 
 
 def service(node: CheckContext) -> Iterator[CheckResult]:
-    """The service answers, and keeps its record."""
-    said = node.service
-    if said.import_error:
-        message = f"The service cannot be asked: gRPC's or our own code does not load here ({said.import_error})."
+    """The service answers, and can write its ledger."""
+    status = node.service
+    if status.import_error:
+        message = f"The service cannot be queried: gRPC or this program's own code cannot be imported ({status.import_error})."
         yield CheckResult(
-            "service", CheckLevel.ERROR, message, "Install this program again, as docs/deploying.md says."
+            "service", CheckLevel.ERROR, message, "Reinstall this program as described in docs/deploying.md."
         )
         yield _not_queried_result()
-    elif said.error:
+    elif status.error:
         yield CheckResult(
-            "service", CheckLevel.ERROR, said.error, AS_ROOT if said.is_permission_denied else _SERVICE_DOWN_HINT
+            "service", CheckLevel.ERROR, status.error, AS_ROOT if status.is_permission_denied else _SERVICE_DOWN_HINT
         )
         yield _not_queried_result()
-    elif said.ledger_status != "ok":
-        why = said.ledger_status or "it does not say how its ledger is."
-        yield CheckResult("service", CheckLevel.ERROR, f"The service hands nothing over: {why}", _SERVICE_LOGS_HINT)
+    elif status.ledger_status != "ok":
+        why = status.ledger_status or "it does not report the state of its ledger."
+        yield CheckResult("service", CheckLevel.ERROR, f"The service grants no device: {why}", _SERVICE_LOGS_HINT)
     else:
-        of = f"Version {said.version} serves the {said.backend} backend under the policy {said.policy}."
+        of = f"Version {status.version} serves the {status.backend} backend under the policy {status.policy}."
         yield CheckResult("service", CheckLevel.OK, of)
 
 
 def _not_queried_result() -> CheckResult:
     message = (
-        "So nothing was seen of what only it knows: its version and capabilities, devices and glasses, breaker, key and "
-        "audit, and which policy is in force."
+        "Everything that only the service knows is unknown: its version and capabilities, devices and "
+        "break-glass overrides, breaker, key and audit, and the policy in force."
     )
-    return CheckResult("service", CheckLevel.WARNING, message, "Once it answers, call scrubber doctor again.")
+    return CheckResult("service", CheckLevel.WARNING, message, "Run scrubber doctor again once it answers.")
 
 
 def version(node: CheckContext) -> Iterator[CheckResult]:
-    """The command and the service are of one version: what one says the other understands."""
-    said = node.service
-    if not said.is_available:
+    """The command and the service have the same version, so that each understands the other."""
+    status = node.service
+    if not status.is_available:
         return
-    if said.version != scrubber.__version__:
-        message = f"This command is version {scrubber.__version__}, the service {said.version or 'an unknown one'}."
-        remedy = f"Call the service's own scrubber command; after an upgrade: {_RESTART_HINT}"
+    if status.version != scrubber.__version__:
+        message = f"This command is version {scrubber.__version__}, the service {status.version or 'unknown'}."
+        remedy = f"Run the service's own scrubber command; after an upgrade: {_RESTART_HINT}"
         yield CheckResult("version", CheckLevel.WARNING, message, remedy)
     else:
-        yield CheckResult("version", CheckLevel.OK, f"The command and the service are version {said.version}.")
+        yield CheckResult("version", CheckLevel.OK, f"The command and the service have version {status.version}.")
 
 
 def enforcement(node: CheckContext) -> Iterator[CheckResult]:
-    """The service refuses starts that nothing proves safe, for every device."""
-    said = node.service
-    if not said.is_available:
+    """The service refuses starts that are not proved safe, for every device."""
+    status = node.service
+    if not status.is_available:
         return
-    if said.enforcement == "observe":
-        message = f"It only observes: under the policy {said.policy} no start is refused, and nobody is ended."
-        remedy = f"Set enforcement: enforce in {_policy_file(said)} once its verdicts are what you expect."
+    if status.enforcement == "observe":
+        message = f"The policy {status.policy} is in observe mode: no start is refused, and no process is killed."
+        remedy = f"Set enforcement: enforce in {_policy_file(status)} once its decisions are as expected."
         yield CheckResult("enforcement", CheckLevel.WARNING, message, remedy)
         return
-    if said.enforcement != "enforce":
-        message = f'The service does not say whether it refuses anything ("{said.enforcement}").'
+    if status.enforcement != "enforce":
+        message = f'The service does not report whether it refuses anything ("{status.enforcement}").'
         yield CheckResult("enforcement", CheckLevel.WARNING, message, _RESTART_HINT)
         return
-    observed = [each for each in said.devices or () if each.enforcement != "enforce"]
+    observed = [each for each in status.devices or () if each.enforcement != "enforce"]
     if observed:
-        message = f"No start is refused for {_names(observed)}: the policy that is theirs only observes."
-        remedy = f"Set enforcement: enforce in the overrides of {_policy_file(said)}, or see scrubber devices."
+        message = f"No start is refused for {_names(observed)}: their policy is in observe mode."
+        remedy = f"Set enforcement: enforce in the overrides of {_policy_file(status)}, or see scrubber devices."
         yield CheckResult("enforcement", CheckLevel.WARNING, message, remedy)
         return
-    yield CheckResult("enforcement", CheckLevel.OK, "What is not proved clean is refused.")
+    yield CheckResult("enforcement", CheckLevel.OK, "Devices that are not proved clean are refused.")
 
 
 def devices(node: CheckContext) -> Iterator[CheckResult]:
     """Every device is offered to the kubelet."""
-    said = node.service
-    if not said.is_available:
+    status = node.service
+    if not status.is_available:
         return
-    if said.devices is None:
-        message = f"The service does not list its devices: {said.devices_error}"
+    if status.devices is None:
+        message = f"The service does not list its devices: {status.devices_error}"
         yield CheckResult("devices", CheckLevel.WARNING, message, _SERVICE_LOGS_HINT)
         return
-    if not said.devices:
+    if not status.devices:
         message = "The service has no device at all."
-        remedy = "nvidia-smi -L says what the driver has; on the simulated node scrubber sim create makes some."
+        remedy = "nvidia-smi -L lists the driver's devices; on the simulated node, scrubber sim create creates some."
         yield CheckResult("devices", CheckLevel.WARNING, message, remedy)
         return
-    used = [each for each in said.devices if each.unauthorized_users]
+    used = [each for each in status.devices if each.unauthorized_users]
     if used:
-        message = f"Processes that nobody granted a device use {_names(used)}."
-        remedy = f"scrubber device {used[0].index or used[0].id} names them; docs/runbooks/ScrubberUnauthorizedUse.md says what to do."
-        yield CheckResult("devices", CheckLevel.WARNING, message, remedy)
-    unseen = [each for each in said.devices if each.uninspected_processes]
-    if unseen:
-        message = f"Walks over /proc do not get through some processes, by the last scrub of {_names(unseen)}."
+        message = f"Processes use {_names(used)} without a grant."
         remedy = (
-            f"scrubber device {unseen[0].index or unseen[0].id} names them. Ask their owner why they have so much open; "
-            f"uninspectedProcesses: kill in {_policy_file(said)} has such processes of pods ended."
+            f"scrubber device {used[0].index or used[0].id} names them; "
+            "docs/runbooks/ScrubberUnauthorizedUse.md explains what to do."
         )
         yield CheckResult("devices", CheckLevel.WARNING, message, remedy)
-    out = [each for each in said.devices if not each.advertised]
+    unseen = [each for each in status.devices if each.uninspected_processes]
+    if unseen:
+        message = (
+            f"Walks over /proc could not fully inspect some processes, according to the last scrub of {_names(unseen)}."
+        )
+        remedy = (
+            f"scrubber device {unseen[0].index or unseen[0].id} names them. Ask their owner why they have so "
+            f"much open; uninspectedProcesses: kill in {_policy_file(status)} kills such processes of pods."
+        )
+        yield CheckResult("devices", CheckLevel.WARNING, message, remedy)
+    out = [each for each in status.devices if not each.advertised]
     if out:
         states = ", ".join(sorted({each.state or "unknown" for each in out}))
-        message = f"{len(out)} of {len(said.devices)} devices are out of service ({states}): {_names(out)}."
-        remedy = f"scrubber devices says why; scrubber device {out[0].index or out[0].id} says what leads back."
+        message = f"{len(out)} of {len(status.devices)} devices are out of service ({states}): {_names(out)}."
+        remedy = (
+            f"scrubber devices shows why; scrubber device {out[0].index or out[0].id} shows how the device returns."
+        )
         yield CheckResult("devices", CheckLevel.WARNING, message, remedy)
         return
-    many = len(said.devices)
+    many = len(status.devices)
     yield CheckResult(
-        "devices", CheckLevel.OK, f"The kubelet is offered {f'all {many} devices' if many > 1 else 'the one device'}."
+        "devices",
+        CheckLevel.OK,
+        f"{f'All {many} devices are' if many > 1 else 'The only device is'} offered to the kubelet.",
     )
 
 
 def breaker(node: CheckContext) -> Iterator[CheckResult]:
-    """The service still does by itself what leads devices back."""
-    said = node.service
-    if not said.is_available:
+    """The service recovers devices automatically."""
+    status = node.service
+    if not status.is_available:
         return
-    if said.reset_stop_reason:
-        until = "" if said.resets_until is None else f" The next one may be at {format_utc(said.resets_until)}."
-        waiting = f" {said.resets_waiting} wait for one now." if said.resets_waiting else ""
+    if status.reset_stop_reason:
+        until = (
+            "" if status.resets_until is None else f" The next one is possible at {format_utc(status.resets_until)}."
+        )
+        waiting = f" {status.resets_waiting} are waiting for one now." if status.resets_waiting else ""
         remedy = (
-            "Look for what the resets have in common (scrubber history, dmesg); scrubber reset DEVICE --reason TEXT resets "
-            f"one by hand, breaker: in {_policy_file(said)} says how many there may be."
+            "Look for a common cause of the resets (scrubber history, dmesg); scrubber reset DEVICE --reason "
+            f"TEXT resets one manually, breaker: in {_policy_file(status)} sets the limit."
         )
-        yield CheckResult("breaker", CheckLevel.WARNING, f"{said.reset_stop_reason}{until}{waiting}", remedy)
-    if said.quarantine_stop_reason:
-        spared = f" {said.quarantines_spared} would go out now." if said.quarantines_spared else ""
+        yield CheckResult("breaker", CheckLevel.WARNING, f"{status.reset_stop_reason}{until}{waiting}", remedy)
+    if status.quarantine_stop_reason:
+        spared = f" {status.quarantines_spared} would be quarantined now." if status.quarantines_spared else ""
         remedy = (
-            "Look for a cause that they share: cooling, power, a cable (scrubber devices names the signals); breaker: in "
-            f"{_policy_file(said)} says how many may be out."
+            "Look for a common cause: cooling, power, a cable (scrubber devices names the signals); breaker: "
+            f"in {_policy_file(status)} sets the limit."
         )
-        yield CheckResult("breaker", CheckLevel.WARNING, f"{said.quarantine_stop_reason}{spared}", remedy)
-    if not said.reset_stop_reason and not said.quarantine_stop_reason:
-        yield CheckResult(
-            "breaker", CheckLevel.OK, "No device waits for a reset that it stops, and none is spared a quarantine."
-        )
+        yield CheckResult("breaker", CheckLevel.WARNING, f"{status.quarantine_stop_reason}{spared}", remedy)
+    if not status.reset_stop_reason and not status.quarantine_stop_reason:
+        yield CheckResult("breaker", CheckLevel.OK, "The breaker stops no reset and no quarantine.")
 
 
 def break_glass(node: CheckContext) -> Iterator[CheckResult]:
-    """No device is handed out whatever is known of it."""
-    said = node.service
-    if not said.is_available or said.devices is None:
+    """No device is handed over regardless of what its checks find."""
+    status = node.service
+    if not status.is_available or status.devices is None:
         return
-    broken = [each for each in said.devices if each.break_glass_until is not None]
+    broken = [each for each in status.devices if each.break_glass_until is not None]
     for each in broken:
         until = format_utc(each.break_glass_until or 0.0)
-        message = f"Until {until} nothing is refused for {_name(each)}, whatever is known of it: {each.break_glass}."
-        remedy = f"scrubber break-glass {each.index or each.id} --end --reason TEXT ends that now."
+        message = f"Until {until} no start on {_name(each)} is refused, whatever its checks find: {each.break_glass}."
+        remedy = f"scrubber break-glass {each.index or each.id} --end --reason TEXT ends the override now."
         yield CheckResult("break-glass", CheckLevel.WARNING, message, remedy)
     if not broken:
-        yield CheckResult("break-glass", CheckLevel.OK, "No glass is broken.")
+        yield CheckResult("break-glass", CheckLevel.OK, "No break-glass override is active.")
 
 
 def audit_head(node: CheckContext) -> Iterator[CheckResult]:
-    """The audit's head, to be noted outside the node: with it a cut tail is noticed."""
-    said = node.service
-    if not said.is_available:
+    """The head of the audit log, to be stored outside the node: with it a truncated end is detected."""
+    status = node.service
+    if not status.is_available:
         return
-    if not said.audit_head:
-        message = "The service tells no head of its audit: a tail that was cut off could not be noticed."
+    if not status.audit_head:
+        message = "The service reports no head of its audit log: a truncated end could not be detected."
         yield CheckResult(
             "audit-head", CheckLevel.WARNING, message, f"Run this version as the service: {_RESTART_HINT}"
         )
         return
     yield CheckResult(
-        "audit-head", CheckLevel.OK, f"{said.audit_head} (scrubber audit verify --head notices a tail cut off since)."
+        "audit-head",
+        CheckLevel.OK,
+        f"{status.audit_head} (scrubber audit verify --head detects if the end is truncated later).",
     )
 
 
 def key(node: CheckContext) -> Iterator[CheckResult]:
-    """Certificates are signed, and by which key."""
-    said = node.service
-    if not said.is_available:
+    """Certificates are signed; names the key."""
+    status = node.service
+    if not status.is_available:
         return
-    if not said.key_id:
-        message = "The service names no key: its certificates cannot be verified elsewhere."
+    if not status.key_id:
+        message = "The service reports no key: its certificates cannot be verified elsewhere."
         yield CheckResult(
             "signing-key-id", CheckLevel.WARNING, message, f"Run this version as the service: {_RESTART_HINT}"
         )
         return
-    yield CheckResult("signing-key-id", CheckLevel.OK, f"Certificates are signed by {said.key_id}.")
+    yield CheckResult("signing-key-id", CheckLevel.OK, f"Certificates are signed by {status.key_id}.")
 
 
 def _policy_file(service: ServiceReport) -> str:
-    return str(service.paths.policy) if service.paths.policy is not None else "the policy's file"
+    return str(service.paths.policy) if service.paths.policy is not None else "the policy file"
 
 
 def _name(device: DeviceReport) -> str:

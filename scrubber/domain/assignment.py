@@ -186,8 +186,8 @@ class KubeletReading:
         found = tuple(each for each in among if device in each.devices)
         if not share:
             return found
-        having = {_owner_key(each) for each in self.shares if each.device == device and each.ids & share}
-        return tuple(each for each in found if _owner_key(each) in having)
+        owners = {_owner_key(each) for each in self.shares if each.device == device and each.ids & share}
+        return tuple(each for each in found if _owner_key(each) in owners)
 
     def assigned_by_other_plugins(self, device: str, own_resources: Collection[str]) -> tuple[Assignment, ...]:
         """Assignments of ``device`` made under another plugin's resource or by a DRA driver.

@@ -53,14 +53,16 @@ class BaselineDifference:
     actual: str | None
 
     def __str__(self) -> str:
-        return f"{self.name} is {self.actual or 'not told any more'}, not {self.expected}"
+        if self.actual is None:
+            return f"{self.name} is no longer reported (was {self.expected})"
+        return f"{self.name} is {self.actual}, not {self.expected}"
 
 
 def baseline_facts(device: Device) -> tuple[tuple[str, str], ...]:
     """Return the facts that a baseline of ``device`` would contain now."""
     traits = dict(device.traits)
-    said: Mapping[str, str] = {"model": device.model, **{name: traits[name] for name in _FACTS if name in traits}}
-    return tuple(sorted(said.items()))
+    values: Mapping[str, str] = {"model": device.model, **{name: traits[name] for name in _FACTS if name in traits}}
+    return tuple(sorted(values.items()))
 
 
 def baseline_differences(device: Device, baseline: Baseline | None) -> tuple[BaselineDifference, ...]:
@@ -73,7 +75,7 @@ def baseline_differences(device: Device, baseline: Baseline | None) -> tuple[Bas
         return ()
     expected, found = dict(baseline.facts), dict(baseline_facts(device))
     return tuple(
-        BaselineDifference(name, wanted, found.get(name))
-        for name, wanted in sorted(expected.items())
-        if found.get(name) != wanted
+        BaselineDifference(name, value, found.get(name))
+        for name, value in sorted(expected.items())
+        if found.get(name) != value
     )

@@ -14,47 +14,45 @@ from scrubber.domain.usage import MAX_UNDETECTED_SECONDS
 __all__ = ["certify"]
 
 _EXCEPTION_REASONS = {
-    Basis.BREAK_GLASS: "because a person broke the glass",
-    Basis.OBSERVE_MODE: "because the policy only observes",
+    Basis.BREAK_GLASS: "because of a break-glass override",
+    Basis.OBSERVE_MODE: "because the policy is in observe mode",
 }
 _NOT_CLAIMED_REASONS = {
     Verdict.NOT_COVERED: "could not be done",
-    Verdict.FAILED: "did not pass, and was let go by an exception",
+    Verdict.FAILED: "failed, and an exception allowed the grant",
 }
 
 
 def _claim(result: StepResult) -> str:
-    said = {name: "?" if value is None else str(value) for name, value in result.measured.items()}
+    values = {name: "?" if value is None else str(value) for name, value in result.measured.items()}
     match result.step:
-        case Step.HOLDERS if "earlier_pods" in said:
-            return (
-                f"holders: none; {said['earlier_pods']} earlier pods over, {said['leftovers_killed']} leftovers ended"
-            )
+        case Step.HOLDERS if "earlier_pods" in values:
+            return f"holders: none; earlier pods ended: {values['earlier_pods']}, leftovers killed: {values['leftovers_killed']}"
         case Step.HOLDERS:
             return "holders: none"
         case Step.MEMORY:
-            of = f"of {said['total_bytes']} bytes"
-            return f"memory: {said['cleared_bytes']} {of} cleared, {said['verified_bytes']} {of} read back as zeros"
+            of = f"of {values['total_bytes']} bytes"
+            return f"memory: {values['cleared_bytes']} {of} cleared, {values['verified_bytes']} {of} read back as zeros"
         case Step.ON_CHIP:
-            each = f"{said['shared_bytes']} bytes of shared memory and {said['register_bytes']} of registers of each"
-            return f"on-chip: {said['units_cleared']} of {said['units']} processors, {each} read back as zeros"
+            each = f"{values['shared_bytes']} bytes of shared memory and {values['register_bytes']} bytes of registers of each"
+            return f"on-chip: {values['units_cleared']} of {values['units']} processors, {each} read back as zeros"
         case Step.DIAGNOSTICS:
-            return f"diagnostics: {said['level']}, {said['checks']} checks without a fault"
-        case Step.SETTINGS if "restored" in said:
-            return f"settings: {said['checked']} as wanted, {said['restored']} of them brought back"
+            return f"diagnostics: {values['level']}, {values['checks']} checks passed"
+        case Step.SETTINGS if "restored" in values:
+            return f"settings: {values['checked']} as expected, {values['restored']} of them restored"
         case Step.SETTINGS:
-            return "settings: as wanted"
+            return "settings: as expected"
         case Step.HEALTH:
             warned = sorted({each.code for each in result.findings if each.severity is Severity.WARNING})
-            return f"health: no fault; it warns of {', '.join(warned)}" if warned else "health: no fault"
+            return f"health: no fault; warnings: {', '.join(warned)}" if warned else "health: no fault"
         case _:
             return f"{result.step.value}: done"
 
 
 def _is_unexplained(result: StepResult) -> bool:
     """Whether the step claims nothing and its result does not contain a reason."""
-    said = any(line.startswith(f"{result.step.value}: ") for line in result.not_covered)
-    return result.verdict is Verdict.FAILED or (result.verdict is Verdict.NOT_COVERED and not said)
+    explained = any(line.startswith(f"{result.step.value}: ") for line in result.not_covered)
+    return result.verdict is Verdict.FAILED or (result.verdict is Verdict.NOT_COVERED and not explained)
 
 
 def _not_claimed_reason(result: StepResult) -> str:
@@ -91,14 +89,16 @@ def certify(
             continue
         why = "not part of this path"
         if step is Step.MEMORY and rests_on is not None and basis is Basis.CERTIFICATE:
-            why = f"proved by {rests_on}, not looked at again"
+            why = f"proved by {rests_on}, not checked again"
         elif step is Step.MEMORY and basis is not Basis.CERTIFICATE:
-            why = f"left as it was, {_EXCEPTION_REASONS.get(basis, f'as the policy lets {basis}')}"
+            why = f"not cleared, {_EXCEPTION_REASONS.get(basis, f'as the policy allows for {basis} starts')}"
         missing.append(f"{step.value}: {why}")
     missing.append(
-        f"use: a process that used the device for less than {MAX_UNDETECTED_SECONDS:g} s may not have been seen"
+        f"use: a process that used the device for less than {MAX_UNDETECTED_SECONDS:g} s may have gone undetected"
     )
-    missing.append("use: a container that the kubelet starts without asking, while the plugin is not registered")
+    missing.append(
+        "use: a container that the kubelet starts without calling the plugin, while the plugin is not registered"
+    )
     return Certificate(
         id=certificate_id,
         node=identity.node,

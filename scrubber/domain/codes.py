@@ -6,59 +6,171 @@ Codes of findings are declared beside findings, in :class:`scrubber.domain.evide
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 __all__ = ["NON_ENGINE_CODES", "ErrorCode"]
 
 
 class ErrorCode(StrEnum):
-    """The code of a :class:`~scrubber.domain.errors.ScrubberError`."""
+    """The code of a :class:`~scrubber.domain.errors.ScrubberError`.
+
+    Attributes:
+        description: what happened, and what to do if that is not obvious; one sentence for operators, in Markdown.
+    """
+
+    description: str
+
+    def __new__(cls, code: str, description: str) -> Self:
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.description = description
+        return member
 
     # Default code of each error class, used where an error is raised without a more precise code.
-    ERROR = "error"
-    RETRYABLE = "retryable"
-    NOT_READY = "not-ready"
-    UNAVAILABLE = "unavailable"
-    RESET_IN_PROGRESS = "reset-in-progress"
-    REFUSED = "refused"
-    INVALID_REQUEST = "invalid-request"
-    QUARANTINED = "quarantined"
-    DEVICE_BUSY = "device-busy"
-    PERMISSION_DENIED = "permission-denied"
-    DEVICE_FAULT = "device-fault"
-    DEVICE_UNREADABLE = "device-unreadable"
-    DRIVER_TIMEOUT = "driver-timeout"
-    DEVICE_LOST = "device-lost"
-    FATAL_ERROR = "fatal-error"
-    INVALID_CONFIGURATION = "invalid-configuration"
-    ALREADY_RUNNING = "already-running"
-    LEDGER_FAILURE = "ledger-failure"
-    CHILD_DIED = "child-died"
+    ERROR = "error", "An error that no other code describes; its message has the reason."
+    RETRYABLE = "retryable", "A temporary error that no other code describes; try again."
+    NOT_READY = (
+        "not-ready",
+        "The device is not ready yet, for example because it changed while it was being granted; the start is tried again.",
+    )
+    UNAVAILABLE = (
+        "unavailable",
+        "The service, the kubelet, a driver or a child process does not answer; try again, and check it if this lasts.",
+    )
+    RESET_IN_PROGRESS = (
+        "reset-in-progress",
+        "The device is being reset, and its driver is not queried about it until that has finished.",
+    )
+    REFUSED = (
+        "refused",
+        "The policy or the state of the device does not allow the request; the message has the reason and the limit.",
+    )
+    INVALID_REQUEST = (
+        "invalid-request",
+        "The request is malformed, or names unknown devices, a device twice or none; correct it.",
+    )
+    QUARANTINED = (
+        "quarantined",
+        "The device is out of service; the message names the cause and how the device can return.",
+    )
+    DEVICE_BUSY = (
+        "device-busy",
+        "The device is held or being scrubbed: a start waits, and an operator's request can be repeated once it is free.",
+    )
+    PERMISSION_DENIED = (
+        "permission-denied",
+        "The caller may not use the socket; the message names the users and groups that may.",
+    )
+    DEVICE_FAULT = (
+        "device-fault",
+        "The device has a fault that no other code describes; it is quarantined until an operator has inspected it.",
+    )
+    DEVICE_UNREADABLE = (
+        "device-unreadable",
+        "The device returns no data, or inconsistent data; it is quarantined, and scrubbed once it can be read again.",
+    )
+    DRIVER_TIMEOUT = (
+        "driver-timeout",
+        "A call to the driver exceeded its deadline; the device is quarantined, and scrubbed once the driver answers again.",
+    )
+    DEVICE_LOST = (
+        "device-lost",
+        "The device fell off the bus or disappeared from the node; it is quarantined until a reset brings it back.",
+    )
+    FATAL_ERROR = "fatal-error", "The daemon cannot continue, for a reason that no other code describes."
+    INVALID_CONFIGURATION = (
+        "invalid-configuration",
+        "A setting, a policy or a path cannot work; correct what the message names.",
+    )
+    ALREADY_RUNNING = (
+        "already-running",
+        "Another instance uses the state directory or the sockets; stop one of the two.",
+    )
+    LEDGER_FAILURE = (
+        "ledger-failure",
+        "The ledger cannot be read or written, so no device is handed over; runbook `ScrubberLedgerFailing`.",
+    )
+    CHILD_DIED = (
+        "child-died",
+        "A child process ended or sent an invalid message before it answered; another one is started for the next request.",
+    )
 
     # Why a start is refused for now.
-    BREAKER_OPEN = "breaker-open"
-    EARLIER_POD_RUNNING = "earlier-pod-running"
-    ASSIGNED_BY_ANOTHER_PLUGIN = "assigned-by-another-plugin"
-    HELD_BY_OWN_POD = "held-by-own-pod"
-    POD_UNREADABLE = "pod-unreadable"
-    REASSIGNED = "reassigned"
-    SCRUB_BLOCKED = "scrub-blocked"
-    SCRUBBING = "scrubbing"
-    SHARING_NOT_ALLOWED = "sharing-not-allowed"
-    ATTEMPTS_EXHAUSTED = "attempts-exhausted"
-    SERVICE_STARTING = "service-starting"
-    UNASSIGNED = "unassigned"
+    BREAKER_OPEN = (
+        "breaker-open",
+        "The node's circuit breaker is open, so that no recovery resets the device now; look for a common cause of the faults.",
+    )
+    EARLIER_POD_RUNNING = (
+        "earlier-pod-running",
+        "Processes of a pod that had the device may still run; the start waits until that pod is over.",
+    )
+    ASSIGNED_BY_ANOTHER_PLUGIN = (
+        "assigned-by-another-plugin",
+        "Another plugin or DRA driver has given the device to a pod, too: stop it, or exclude the device from it.",
+    )
+    HELD_BY_OWN_POD = (
+        "held-by-own-pod",
+        "Another container of the starting pod holds the device; the start waits until that container closes it.",
+    )
+    POD_UNREADABLE = (
+        "pod-unreadable",
+        "The processes of the starting pod cannot be determined, so its end could not be detected either.",
+    )
+    REASSIGNED = (
+        "reassigned",
+        "The kubelet assigned the device again while its hand-over was in progress; the start is tried again.",
+    )
+    SCRUB_BLOCKED = (
+        "scrub-blocked",
+        "The device's last scrub was blocked, and the next one waits for a moment; the message has the reason.",
+    )
+    SCRUBBING = "scrubbing", "The device is being scrubbed; the start is tried again and joins the scrub."
+    SHARING_NOT_ALLOWED = (
+        "sharing-not-allowed",
+        "Other pods use the device, and this pod may not share it with them now; the message has the reason.",
+    )
+    ATTEMPTS_EXHAUSTED = (
+        "attempts-exhausted",
+        "The device has no recovery attempts left: it is condemned, or waits until the limits of the day allow another.",
+    )
+    SERVICE_STARTING = (
+        "service-starting",
+        "The service is starting and has not inspected every device yet; the start is tried again.",
+    )
+    UNASSIGNED = (
+        "unassigned",
+        "The kubelet's list assigns the device to no pod, so that no container can be about to start on it.",
+    )
 
     # Errors of a vendor's plugin behind ours.
-    UPSTREAM_INVALID_RESPONSE = "upstream-invalid-response"
-    UPSTREAM_TIMEOUT = "upstream-timeout"
-    UPSTREAM_REFUSED = "upstream-refused"
+    UPSTREAM_INVALID_RESPONSE = (
+        "upstream-invalid-response",
+        (
+            "The vendor's plugin gave an unusable answer; after an invalid list or `Allocate` response it is not used until it "
+            "registers again."
+        ),
+    )
+    UPSTREAM_TIMEOUT = (
+        "upstream-timeout",
+        "The vendor's plugin did not answer in time; after an `Allocate` it is not called for a minute.",
+    )
+    UPSTREAM_REFUSED = (
+        "upstream-refused",
+        "The vendor's plugin refused the call; its status and its message are passed on.",
+    )
 
     # Errors of the sockets, before the engine is called.
-    INTERNAL_ERROR = "internal-error"
-    UNKNOWN_CALLER = "unknown-caller"
-    UNKNOWN_METHOD = "unknown-method"
-    WRONG_SOCKET = "wrong-socket"
-    WRONG_USER = "wrong-user"
+    INTERNAL_ERROR = (
+        "internal-error",
+        "A defect in this program; the service's log has the traceback under `api.failed`: please report it.",
+    )
+    UNKNOWN_CALLER = "unknown-caller", "The call did not come through the admin socket, so its caller is unknown."
+    UNKNOWN_METHOD = "unknown-method", "The socket serves no such method; the client may be newer than the service."
+    WRONG_SOCKET = "wrong-socket", "The method is served on another socket, which the message names."
+    WRONG_USER = (
+        "wrong-user",
+        "Only root, the service's own user and the members of the admin group may act on devices.",
+    )
 
 
 NON_ENGINE_CODES = frozenset(

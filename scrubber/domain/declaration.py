@@ -178,4 +178,4 @@ def _type_of(default: object) -> ValueType:
         return ValueType.ENUM
     if isinstance(default, int):
         return ValueType.INTEGER
-    raise TypeError(f"{default!r} does not say what type it is of; name it")
+    raise TypeError(f"the type cannot be derived from {default!r}; name it")

@@ -72,8 +72,8 @@ class Device:
 
     def has_same_location(self, other: Device) -> bool:
         """Whether both devices are in the same location: same address, device nodes, parent, size and driver."""
-        mine, theirs = dict(self.traits), dict(other.traits)
-        moved = [name for name in _LOCATION_TRAITS if mine.get(name) != theirs.get(name)]
+        mine, other_traits = dict(self.traits), dict(other.traits)
+        moved = [name for name in _LOCATION_TRAITS if mine.get(name) != other_traits.get(name)]
         return not moved and (self.parent, self.memory_bytes, self.driver) == (
             other.parent,
             other.memory_bytes,
@@ -106,12 +106,12 @@ def find_device(devices: Iterable[Device], query: str) -> Device:
         return exact[0]
     if exact:
         listed = ", ".join(device.id for device in exact)
-        raise InvalidRequest(f"{query!r} is the index of {len(exact)} devices ({listed}): write an id.")
+        raise InvalidRequest(f"{query!r} is the index of {len(exact)} devices ({listed}); use an id.")
     matches = [device for device in everything if query and device.id.startswith(query)]
     if len(matches) == 1:
         return matches[0]
     if matches:
         listed = ", ".join(device.id for device in matches)
-        raise InvalidRequest(f"{query!r} is the beginning of {len(matches)} device ids ({listed}): write more of it.")
+        raise InvalidRequest(f"{query!r} is the prefix of {len(matches)} device ids ({listed}); use a longer one.")
     known = ", ".join(f"{device.index} ({device.id})" for device in everything) or "none"
-    raise InvalidRequest(f"No device is called {query!r}; this node has: {known}.")
+    raise InvalidRequest(f"No device matches {query!r}; this node has: {known}.")

@@ -64,8 +64,8 @@ def diagnostic_findings(
         floor = least.get(check.name)
         rate = check.measured.get("operations_per_second", check.measured.get("bytes_per_second"))
         if floor is not None and (rate is None or not rate >= floor):
-            said = "nothing was measured" if rate is None else f"{rate:.3g} per second"
-            message = f"{check.name}: {said}, and the policy's floor for {model} is {floor:.3g}."
+            rate_text = "no rate was measured" if rate is None else f"{rate:.3g} per second"
+            message = f"{check.name}: {rate_text}; the policy's minimum for {model} is {floor:.3g}."
             evidence = {"check": check.name, "rate": rate, "floor": floor}
             found.append(Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_SLOW, Severity.FAULT, message, evidence))
     return tuple(found)

@@ -62,7 +62,7 @@ class ScrubberError(Exception):
     """
 
     code: ErrorCode | str = ErrorCode.ERROR
-    default_public_message = "The scrub service refused; its log on the node says why."
+    default_public_message = "The scrub service refused the request; see its log on the node."
     """Public message of an error that was raised without one."""
 
     def __init__(self, message: str, *, public_message: str | None = None, code: ErrorCode | str | None = None) -> None:
@@ -133,9 +133,7 @@ class DeviceFault(ScrubberError):
     """The device cannot be trusted now; ``code`` becomes the cause of its quarantine."""
 
     code = ErrorCode.DEVICE_FAULT
-    default_public_message = (
-        "A device could not be looked at, so it is out of service for now. The start is tried again."
-    )
+    default_public_message = "A device could not be inspected and is out of service. The start is retried."
 
 
 class Unreadable(DeviceFault):
@@ -179,5 +177,5 @@ class LedgerFailure(FatalError):
 
     code = ErrorCode.LEDGER_FAILURE
     default_public_message = (
-        "The scrub service cannot keep its record and hands nothing over until it can; its log on the node says why."
+        "The scrub service cannot write its ledger and grants no device until it can; see its log on the node."
     )

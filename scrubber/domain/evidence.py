@@ -77,53 +77,180 @@ class FindingCode(StrEnum):
     """The code of a :class:`Finding` that originates in a step of a scrub.
 
     Attributes:
+        description: what the step found or did, in one sentence for operators, in Markdown.
         allowed_severities: the steps that report it, each with a severity.
     """
 
+    description: str
     allowed_severities: tuple[tuple[Step, Severity], ...]
 
-    def __new__(cls, code: str, *places: tuple[Step, Severity]) -> Self:
+    def __new__(cls, code: str, description: str, *places: tuple[Step, Severity]) -> Self:
         member = str.__new__(cls, code)
         member._value_ = code
+        member.description = description
         member.allowed_severities = places
         return member
 
-    EARLIER_POD_RUNNING = "earlier-pod-running", (_HOLDERS, _BLOCKING)
-    ERASER_UNKILLABLE = "eraser-unkillable", (_HOLDERS, _FAULT)
-    UNTRACEABLE_HOLDER = "untraceable-holder", (_HOLDERS, _NOTE), (_HOLDERS, _FAULT)
-    DEVICE_BUSY = "device-busy", *((step, _BLOCKING) for step in (_HOLDERS, _RESET, _MEMORY, _DIAGNOSTICS))
-    HELD_BY_OWN_POD = "held-by-own-pod", (_HOLDERS, _BLOCKING)
-    HOLDERS_UNREADABLE = "holders-unreadable", (_HOLDERS, _NOTE)
-    INFRASTRUCTURE_HOLDER = "infrastructure-holder", (_HOLDERS, _NOTE)
-    LEFTOVERS_KILLED = "leftovers-killed", (_HOLDERS, _NOTE)
-    LEFTOVERS_OBSERVED = "leftovers-observed", (_HOLDERS, _BLOCKING)
-    LEFTOVERS_UNREADABLE = "leftovers-unreadable", (_HOLDERS, _BLOCKING)
-    HOLDERS_OMITTED = "holders-omitted", (_HOLDERS, _NOTE), (_HOLDERS, _BLOCKING)
-    ORPHANED_ERASER_KILLED = "orphaned-eraser-killed", (_HOLDERS, _NOTE)
-    LEFTOVER_POD_KILLED = "leftover-pod-killed", (_HOLDERS, _NOTE)
-    UNAUTHORIZED_PROCESS_KILLED = "unauthorized-process-killed", (_HOLDERS, _NOTE)
-    UNAUTHORIZED_USE = "unauthorized-use", (_HOLDERS, _FAULT)
-    UNINSPECTED_PROCESS_KILLED = "uninspected-process-killed", (_HOLDERS, _NOTE)
-    HOLDER_UNKILLABLE = "holder-unkillable", (_HOLDERS, _FAULT)
-    UNKNOWN_HOLDER = "unknown-holder", (_HOLDERS, _BLOCKING)
-    UNINSPECTED_PROCESSES = "uninspected-processes", (_HOLDERS, _NOTE), (_HOLDERS, _BLOCKING)
-    RESET_FAILED = "reset-failed", (_RESET, _FAULT)
-    RESET_UNAVAILABLE = "reset-unavailable", (_RESET, _NOTE), (_RESET, _FAULT)
-    DIAGNOSTICS_FAILED = "diagnostics-failed", (_DIAGNOSTICS, _FAULT)
-    DIAGNOSTICS_SLOW = "diagnostics-slow", (_DIAGNOSTICS, _FAULT)
-    ERASE_TIMEOUT = "erase-timeout", (_MEMORY, _FAULT)
-    FENCE_BROKEN = "fence-broken", (_MEMORY, _BLOCKING)
-    MEMORY_NOT_RELEASED = "memory-not-released", (_MEMORY, _FAULT)
-    CLEARING_INCOMPLETE = "clearing-incomplete", (_MEMORY, _FAULT)
-    RESIDUE = "residue", (_MEMORY, _NOTE)
-    SIZE_RESTORED = "size-restored", (_MEMORY, _NOTE)
-    VERIFICATION_FAILED = "verification-failed", (_MEMORY, _FAULT)
-    ON_CHIP_FAILED = "on-chip-failed", (_ON_CHIP, _FAULT)
-    ON_CHIP_RESIDUE = "on-chip-residue", (_ON_CHIP, _NOTE)
-    SETTINGS_MISMATCH = "settings-mismatch", (_SETTINGS, _BLOCKING)
-    SETTINGS_RESTORED = "settings-restored", (_SETTINGS, _NOTE)
-    SETTINGS_NOT_RESTORED = "settings-not-restored", (_SETTINGS, _FAULT)
-    SCRUB_TIMEOUT = "scrub-timeout", *((step, _FAULT) for step in Step)
+    EARLIER_POD_RUNNING = (
+        "earlier-pod-running",
+        "A pod that had the device is not over: its processes run, or it may still be starting or hold the device.",
+        (_HOLDERS, _BLOCKING),
+    )
+    ERASER_UNKILLABLE = (
+        "eraser-unkillable",
+        "The eraser of an earlier scrub still holds the device and cannot be killed.",
+        (_HOLDERS, _FAULT),
+    )
+    UNTRACEABLE_HOLDER = (
+        "untraceable-holder",
+        "The device is held, but no process that holds it can be found; only a note if this scrub resets the device.",
+        (_HOLDERS, _NOTE),
+        (_HOLDERS, _FAULT),
+    )
+    DEVICE_BUSY = (
+        "device-busy",
+        "A process holds the device, or a device that is reset with it is in use; the scrub is repeated.",
+        *((step, _BLOCKING) for step in (_HOLDERS, _RESET, _MEMORY, _DIAGNOSTICS)),
+    )
+    HELD_BY_OWN_POD = (
+        "held-by-own-pod",
+        "Another container of the starting pod holds the device.",
+        (_HOLDERS, _BLOCKING),
+    )
+    HOLDERS_UNREADABLE = (
+        "holders-unreadable",
+        "The device does not answer which processes hold it; the scrub continues, because it resets the device.",
+        (_HOLDERS, _NOTE),
+    )
+    INFRASTRUCTURE_HOLDER = (
+        "infrastructure-holder",
+        "A process of the node's infrastructure has the device open, which the policy allows.",
+        (_HOLDERS, _NOTE),
+    )
+    LEFTOVERS_KILLED = (
+        "leftovers-killed",
+        "Processes of a pod that was over still ran, and were killed.",
+        (_HOLDERS, _NOTE),
+    )
+    LEFTOVERS_OBSERVED = (
+        "leftovers-observed",
+        "Leftover processes would have been killed if the policy did not only observe.",
+        (_HOLDERS, _BLOCKING),
+    )
+    LEFTOVERS_UNREADABLE = (
+        "leftovers-unreadable",
+        "The leftover processes of a pod could not be identified with certainty, so they could not be killed.",
+        (_HOLDERS, _BLOCKING),
+    )
+    HOLDERS_OMITTED = (
+        "holders-omitted",
+        "More processes hold the device than a scrub names; only a note if all of them belong to the infrastructure.",
+        (_HOLDERS, _NOTE),
+        (_HOLDERS, _BLOCKING),
+    )
+    ORPHANED_ERASER_KILLED = (
+        "orphaned-eraser-killed",
+        "The eraser of an earlier run of the service still held the device, and has ended.",
+        (_HOLDERS, _NOTE),
+    )
+    LEFTOVER_POD_KILLED = (
+        "leftover-pod-killed",
+        "All that was left of a pod was killed together, because its processes could not be read one by one.",
+        (_HOLDERS, _NOTE),
+    )
+    UNAUTHORIZED_PROCESS_KILLED = (
+        "unauthorized-process-killed",
+        "A process held the device without a grant, and was killed, as the policy requires.",
+        (_HOLDERS, _NOTE),
+    )
+    UNAUTHORIZED_USE = (
+        "unauthorized-use",
+        "A process used the device without a grant, and the policy has `unauthorizedUse: quarantine`.",
+        (_HOLDERS, _FAULT),
+    )
+    UNINSPECTED_PROCESS_KILLED = (
+        "uninspected-process-killed",
+        "A process that several walks could not inspect completely was killed, as the policy requires.",
+        (_HOLDERS, _NOTE),
+    )
+    HOLDER_UNKILLABLE = (
+        "holder-unkillable",
+        "A process that holds the device, or that an earlier pod left behind, cannot be killed.",
+        (_HOLDERS, _FAULT),
+    )
+    UNKNOWN_HOLDER = "unknown-holder", "A process holds the device without a grant.", (_HOLDERS, _BLOCKING)
+    UNINSPECTED_PROCESSES = (
+        "uninspected-processes",
+        "Several walks could not inspect these processes completely; only a note if their pods never had the device.",
+        (_HOLDERS, _NOTE),
+        (_HOLDERS, _BLOCKING),
+    )
+    RESET_FAILED = "reset-failed", "A reset was attempted and failed.", (_RESET, _FAULT)
+    RESET_UNAVAILABLE = (
+        "reset-unavailable",
+        "The device cannot be reset on this platform; only a note if the policy does not require a reset.",
+        (_RESET, _NOTE),
+        (_RESET, _FAULT),
+    )
+    DIAGNOSTICS_FAILED = (
+        "diagnostics-failed",
+        "A diagnostic test had wrong results, or did not finish.",
+        (_DIAGNOSTICS, _FAULT),
+    )
+    DIAGNOSTICS_SLOW = (
+        "diagnostics-slow",
+        "A diagnostic test measured less than the policy's minimum rate, or no rate.",
+        (_DIAGNOSTICS, _FAULT),
+    )
+    ERASE_TIMEOUT = "erase-timeout", "The memory was not cleared in time.", (_MEMORY, _FAULT)
+    FENCE_BROKEN = (
+        "fence-broken",
+        "While the memory was cleared, a process tried to open the device or removed its fence; the scrub is repeated.",
+        (_MEMORY, _BLOCKING),
+    )
+    MEMORY_NOT_RELEASED = (
+        "memory-not-released",
+        "Memory stayed in use after it was cleared, although no process has the device any more.",
+        (_MEMORY, _FAULT),
+    )
+    CLEARING_INCOMPLETE = (
+        "clearing-incomplete",
+        "More of the memory could not be cleared and verified than the policy permits.",
+        (_MEMORY, _FAULT),
+    )
+    RESIDUE = "residue", "Data of earlier tenants was found in the memory, and cleared.", (_MEMORY, _NOTE)
+    SIZE_RESTORED = "size-restored", "A tenant had changed the device's size; it was restored.", (_MEMORY, _NOTE)
+    VERIFICATION_FAILED = (
+        "verification-failed",
+        "Memory did not read back as it was written.",
+        (_MEMORY, _FAULT),
+    )
+    ON_CHIP_FAILED = (
+        "on-chip-failed",
+        "On-chip memory did not read back as zeros, or some processors were not reached.",
+        (_ON_CHIP, _FAULT),
+    )
+    ON_CHIP_RESIDUE = (
+        "on-chip-residue",
+        "Data of earlier tenants was found in on-chip memory, and cleared.",
+        (_ON_CHIP, _NOTE),
+    )
+    SETTINGS_MISMATCH = (
+        "settings-mismatch",
+        "A setting does not have its expected value; a check changes nothing, so a scrub follows.",
+        (_SETTINGS, _BLOCKING),
+    )
+    SETTINGS_RESTORED = (
+        "settings-restored",
+        "A setting did not have its expected value, and was restored.",
+        (_SETTINGS, _NOTE),
+    )
+    SETTINGS_NOT_RESTORED = "settings-not-restored", "A setting could not be restored.", (_SETTINGS, _FAULT)
+    SCRUB_TIMEOUT = (
+        "scrub-timeout",
+        "The scrub did not finish this step in time.",
+        *((step, _FAULT) for step in Step),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,17 +171,17 @@ def unconditional_basis(record: DeviceRecord) -> Basis:
 def certificate_flaw(certificate: Certificate, record: DeviceRecord, node: NodeIdentity, policy: Policy) -> str | None:
     """Return why ``certificate`` is not valid for the current state of the device; None when it is."""
     if certificate.device != record.device:
-        return "it is another device's"
+        return "it is for another device"
     if certificate.next_grant is not None:
-        return "it is used up"
+        return "it was already used"
     if certificate.previous_grant != record.grant_sequence:
         return "the device was granted since it was issued"
     if (certificate.node, certificate.boot) != (node.node, node.boot):
         return "it is from another node or boot"
     if certificate.driver != node.driver:
-        return "the driver has changed since"
+        return "the driver has changed since it was issued"
     if certificate.policy_digest not in (policy.digest, policy.proof_digest):
-        return "the policy has changed since"
+        return "the policy has changed since it was issued"
     return None
 
 
@@ -198,11 +198,11 @@ def _enforced(facts: HandoverFacts) -> HandoverDecision:
     if not record.advertised:
         return _not_granted(HandoverVerdict.REFUSE, ErrorCode.QUARANTINED, f"the device is {record.health.value}")
     if record.hygiene is Hygiene.SCRUBBING:
-        return HandoverDecision(HandoverVerdict.JOIN, "a scrub is under way")
+        return HandoverDecision(HandoverVerdict.JOIN, "a scrub is in progress")
     if facts.is_share:
         if facts.granted_pods is None:
             return HandoverDecision(
-                HandoverVerdict.GATHER, "others may have shares of it", missing=MissingFact.GRANTED_PODS
+                HandoverVerdict.GATHER, "other pods may have shares of it", missing=MissingFact.GRANTED_PODS
             )
         company = decide_sharing(
             facts.starting_pod, facts.granted_pods, facts.policy.sharing, device_is_sound=_is_sound(record)
@@ -219,7 +219,7 @@ def _enforced(facts: HandoverFacts) -> HandoverDecision:
     if PodState.ALIVE in facts.earlier_pods:
         return _not_granted(HandoverVerdict.WAIT, ErrorCode.EARLIER_POD_RUNNING, "an earlier pod is not over")
     if facts.earlier_pods - {PodState.OVER}:
-        return HandoverDecision(HandoverVerdict.SCRUB, "an earlier pod has left processes behind")
+        return HandoverDecision(HandoverVerdict.SCRUB, "an earlier pod left processes behind")
     return _checked(facts, basis, reason)
 
 
@@ -243,24 +243,24 @@ def _basis(facts: HandoverFacts) -> tuple[Basis | None, str]:
     if record.hygiene is Hygiene.CLEAN and record.certificate is not None:
         flaw = certificate_flaw(record.certificate, record, facts.identity, facts.policy)
         if flaw is None:
-            return Basis.CERTIFICATE, "certified since the last grant"
-        return None, f"its certificate does not count: {flaw}"
+            return Basis.CERTIFICATE, "a certificate was issued since the last grant"
+        return None, f"its certificate is not valid: {flaw}"
     exception = _EXCEPTIONS.get(kind)
     if facts.policy.required_proof(kind) is not RequiredProof.CHECKS or exception is None:
         return None, f"the device is {record.hygiene.value}"
     missing = _missing_for_exception(record, ran=facts.last_pod_ran)
     if missing is not None:
-        return None, f"the policy lets {kind.value} start on checks, but {missing}"
-    return exception, f"the policy lets {kind.value} start on checks"
+        return None, f"the policy allows a {kind.value} start on checks, but {missing}"
+    return exception, f"the policy allows a {kind.value} start on checks"
 
 
 # See docs/decisions/0002-exceptions-need-an-unbroken-watch.md.
 def _missing_for_exception(record: DeviceRecord, *, ran: bool) -> str | None:
     """Return which condition of the policy's exception is not met; None when it may replace a certificate."""
     if record.previous_assignment is None:
-        return "somebody else may have used the device since it was last clean"
+        return "another pod or process may have used the device since it was last clean"
     if not ran:
-        return "no run of the last pod was seen since its grant"
+        return "the last pod was not observed to run since its grant"
     if record.health is not Health.HEALTHY:
         return f"the device is {record.health.value}"
     if record.hygiene not in (Hygiene.IN_USE, Hygiene.DIRTY):
@@ -277,16 +277,18 @@ def _checked(facts: HandoverFacts, basis: Basis, reason: str, pods: int = 0) -> 
     if checks.passed and not (exception and checks.has_finding(Severity.WARNING)):
         return HandoverDecision(HandoverVerdict.GRANT, reason, basis, sharing_pods=pods)
     if checks.passed:
-        return HandoverDecision(HandoverVerdict.RECORD, "a device of which the driver warns has no exceptions")
+        return HandoverDecision(
+            HandoverVerdict.RECORD, "the driver reports a warning for the device, so no exception applies"
+        )
     if checks.has_finding(Severity.FAULT):
-        return HandoverDecision(HandoverVerdict.RECORD, "its checks found a fault")
+        return HandoverDecision(HandoverVerdict.RECORD, "the checks found a fault")
     if basis is Basis.SHARED:
         why = next((each.message for each in checks.findings if each.severity is Severity.BLOCKING), "a check failed.")
         return _not_granted(
             HandoverVerdict.WAIT,
             ErrorCode.SHARING_NOT_ALLOWED,
-            f"its users would have to be gone first. {why}".rstrip("."),
+            f"the processes that use it must end first. {why}".rstrip("."),
         )
     if checks.is_only_held and not checks.held_without_process:
-        return _not_granted(HandoverVerdict.WAIT, ErrorCode.DEVICE_BUSY, "somebody holds it")
-    return HandoverDecision(HandoverVerdict.SCRUB, "its checks found something")
+        return _not_granted(HandoverVerdict.WAIT, ErrorCode.DEVICE_BUSY, "a process holds it")
+    return HandoverDecision(HandoverVerdict.SCRUB, "the checks found a problem")

@@ -71,9 +71,7 @@ def unreadable_pod_liveness(absence: PodAbsence, *, now: float, leftover_grace_p
     """
     if not absence.proved or absence.since is None or now - absence.since < leftover_grace_period:
         return PodLiveness(PodState.ALIVE)
-    proof = (
-        f"its pod has been gone for over {leftover_grace_period:g} s, and its processes cannot be told one from another"
-    )
+    proof = f"its pod has been gone for over {leftover_grace_period:g} s, and its processes cannot be identified"
     return PodLiveness(PodState.LEFTOVER, proof=proof, unreadable=True)
 
 

@@ -132,7 +132,7 @@ class Limits:
     )
     """All steps of a scrub together, except the memory and diagnostics. A device that needs longer is quarantined."""
     clear_timeout_base: float = setting(
-        5.0, "Minimum timeout of clearing, whatever the size of the device.", _SECONDS, minimum=_MIN_SECONDS
+        5.0, "Minimum timeout of clearing, regardless of the size of the device.", _SECONDS, minimum=_MIN_SECONDS
     )
     min_clear_rate: int = setting(
         64 * 1024 * 1024,
@@ -174,20 +174,21 @@ class Limits:
         if self.hand_over > MAX_HAND_OVER_SECONDS:
             raise InvalidSetting(
                 "hand_over",
-                f"a hand-over cannot wait {self.hand_over:g} s: the kubelet gives PreStartContainer 30 s, and the plugin "
-                f"waits for {MAX_HAND_OVER_SECONDS:g} s of them; write at most {MAX_HAND_OVER_SECONDS:g}s",
+                f"a hand-over cannot wait {self.hand_over:g} s: the kubelet allows 30 s for "
+                f"PreStartContainer, and the plugin waits for at most {MAX_HAND_OVER_SECONDS:g} s; write "
+                f"at most {MAX_HAND_OVER_SECONDS:g}s",
             )
         if self.driver_call >= self.hand_over:
             raise InvalidSetting(
                 "driver_call",
-                f"one question to the driver ({self.driver_call:g} s) cannot take as long as the whole hand-over "
-                f"({self.hand_over:g} s); write less",
+                f"a driver call ({self.driver_call:g} s) must be shorter than the whole hand-over "
+                f"({self.hand_over:g} s); write a shorter driverCall",
             )
         if self.reset >= self.slow_path:
             raise InvalidSetting(
                 "reset",
-                f"a reset ({self.reset:g} s) is one step of the slow path ({self.slow_path:g} s) and cannot take as long "
-                "as all of it; write a shorter reset or a longer slowPath",
+                f"a reset ({self.reset:g} s) is one step of the slow path ({self.slow_path:g} s) and must "
+                "take less time; write a shorter reset or a longer slowPath",
             )
 
     def memory_deadline(self, memory_bytes: int) -> float:
@@ -267,8 +268,9 @@ class HealthRule:
 
     quarantine_after: Mapping[str, float] = setting(
         _SUSTAINED,
-        "By condition, how long it may last. What is not written: "
-        f"{', '.join(f'{code} {seconds / 60:g}m' for code, seconds in _SUSTAINED.items())}, the others never.",
+        "How long each condition may last. Defaults: "
+        f"{', '.join(f'{code} {seconds / 60:g}m' for code, seconds in _SUSTAINED.items())}; all other "
+        "conditions may last indefinitely.",
         ValueType.SECONDS_BY_CONDITION,
     )
     """A condition that is not listed leaves the device suspect for as long as it lasts."""
@@ -386,8 +388,8 @@ class StuckPodsRule:
         if self.evict_after is not None and self.evict_after < self.notify_after:
             raise InvalidSetting(
                 "evict_after",
-                f"a pod cannot be evicted ({self.evict_after:g} s) before its owner is told why ({self.notify_after:g} s); "
-                "write an evictAfter of at least notifyAfter",
+                f"a pod cannot be evicted ({self.evict_after:g} s) before its owner is notified "
+                f"({self.notify_after:g} s); write an evictAfter of at least notifyAfter",
             )
 
 
@@ -414,8 +416,8 @@ def _always_by_certificate(proofs: Mapping[HandOverKind, RequiredProof]) -> None
             key = camel_case(kind)
             raise InvalidSetting(
                 key,
-                f'"{key}" always needs a certificate, because checks say nothing about what is in the memory; '
-                'write "certificate" (to judge without refusing: enforcement: observe)',
+                f'"{key}" always needs a certificate, because checks cannot prove that the memory is '
+                'clean; write "certificate" (to evaluate without refusing: enforcement: observe)',
             )
 
 
@@ -473,7 +475,7 @@ class Policy:
         in_override="Reaction to a pod's process that cannot be inspected.",
         decides_proof=False,
     )
-    limits: Limits = section(Limits, in_override="How long things may take on these devices.")
+    limits: Limits = section(Limits, in_override="Time limits for these devices.")
     memory: MemoryRule = section(MemoryRule)
     diagnostics: DiagnosticsRule = section(DiagnosticsRule)
     infrastructure: Infrastructure = section(Infrastructure, overridable=False)
@@ -492,7 +494,7 @@ class Policy:
         ValueType.CODES_BY_CLASS,
         key="xids",
         entries={
-            ErrorClass.IGNORE: "Nothing happens.",
+            ErrorClass.IGNORE: "Ignored.",
             ErrorClass.APPLICATION: "The application's own fault; the device is healthy.",
             ErrorClass.RESET: "The device is quarantined until a reset.",
             ErrorClass.REBOOT: "The device is quarantined until a reboot of the node.",
@@ -561,16 +563,16 @@ class Policy:
         """
         if path is PathKind.FAST:
             return ScrubPlan(path, trigger, (Step.HOLDERS, Step.SETTINGS, Step.HEALTH), 5 * self.limits.driver_call)
-        wanted = self.reset is ResetMode.REQUIRED or (must_reset and self.reset is ResetMode.BEST_EFFORT)
-        wanted = wanted and self.enforcement is Enforcement.ENFORCE
-        wanted = wanted or (operator_ordered and self.reset is not ResetMode.NEVER)
+        resets = self.reset is ResetMode.REQUIRED or (must_reset and self.reset is ResetMode.BEST_EFFORT)
+        resets = resets and self.enforcement is Enforcement.ENFORCE
+        resets = resets or (operator_ordered and self.reset is not ResetMode.NEVER)
         levels = [self.diagnostics.slow_path]
         levels += [self.diagnostics.recovery] if recovering else []
         levels += [self.maintenance.diagnostics] if trigger is ScrubTrigger.MAINTENANCE else []
         level = max(levels, key=lambda each: each.seconds)
         steps = (
             Step.HOLDERS,
-            *((Step.RESET,) if wanted else ()),
+            *((Step.RESET,) if resets else ()),
             *((Step.DIAGNOSTICS,) if level is not DiagnosticLevel.NONE else ()),
             Step.MEMORY,
             *((Step.ON_CHIP,) if self.memory.on_chip else ()),
@@ -578,7 +580,7 @@ class Policy:
             Step.HEALTH,
         )
         return ScrubPlan(
-            path, trigger, steps, self.limits.slow_path, self.reset if wanted else ResetMode.NEVER, diagnostics=level
+            path, trigger, steps, self.limits.slow_path, self.reset if resets else ResetMode.NEVER, diagnostics=level
         )
 
 

@@ -79,16 +79,16 @@ class ResourceMappings:
         """
         for what in (resource, *mapping, *mapping.values()):
             if not what.strip() or len(what) > MAX_NAME_LENGTH or not what.isprintable():
-                raise InvalidRequest(f"{what[:80]!r} is no name of a resource and no id of a device.")
+                raise InvalidRequest(f"{what[:80]!r} is not a valid resource name or device id.")
         for listed, device in mapping.items():
             own = parse_own_id(listed, own_devices)
             if own is not None and own.device != device:
-                raise InvalidRequest(f"{resource} cannot call {device} by the id {listed}, which is {own.device}.")
+                raise InvalidRequest(f"{resource} cannot map the id {listed} to {device}: it is an id of {own.device}.")
         counts = Counter(mapping.values())
         meanings = {listed: MappedDevice(device, is_share=counts[device] > 1) for listed, device in mapping.items()}
         resources = {**self.resources, resource: meanings}
         if len(resources) > MAX_RESOURCES:
-            raise InvalidRequest(f"Over {MAX_RESOURCES} resources were announced; {resource} is one too many.")
+            raise InvalidRequest(f"{resource} would exceed the limit of {MAX_RESOURCES} announced resources.")
         if sum(len(each) for each in resources.values()) > MAX_MAPPED_IDS:
-            raise InvalidRequest(f"Over {MAX_MAPPED_IDS} ids were announced in all; those of {resource} are too many.")
+            raise InvalidRequest(f"The ids of {resource} would exceed the limit of {MAX_MAPPED_IDS} announced ids.")
         return ResourceMappings(resources)

@@ -78,24 +78,24 @@ def decide_sharing(
         return SharingDecision(SharingAction.WAIT, reason, pods)
 
     if starting_pod is None or starting_pod.uid is None:
-        return wait("no witness says for certain which pod is about to start")
+        return wait("no source identifies the starting pod with certainty")
     unknown = [each for each in everybody if each.pod is None or each.pod.uid is None]
     if unknown:
-        return wait("it was granted to a pod that no witness names")
+        return wait("it was granted to a pod that could not be identified")
     others = sorted(
         {_name(each.pod) for each in everybody if each.pod is not None and each.pod.tenant != starting_pod.tenant}
     )
     if others:
-        return wait(f"it went to another tenant since it was last clean ({', '.join(others)})")
+        return wait(f"another tenant was granted it since it was last clean ({', '.join(others)})")
     if not all(each.proved_clean for each in everybody):
-        return wait("somebody had it before it was proved clean")
+        return wait("it was granted before it was proved clean")
     if any(each.state is PodState.LEFTOVER for each in everybody):
-        return wait("a pod that is gone has left processes behind")
+        return wait("a pod that is gone left processes behind")
     whole = sorted({_name(each.pod) for each in living if each.pod is not None and not each.is_share})
     if whole:
-        return wait(f"{', '.join(whole)} has the whole of it, or had a share that the kubelet lists no longer")
+        return wait(f"{', '.join(whole)} has the whole device, or had a share that the kubelet no longer lists")
     if sharing is SharingMode.NEVER and any(each.pod != starting_pod for each in living):
-        return wait("the policy lets no two pods be on one device (sharing: never)")
+        return wait("the policy allows only one pod on a device (sharing: never)")
     if not device_is_sound:
         return wait("it is not healthy, or was used without a grant since it was last clean")
     return SharingDecision(

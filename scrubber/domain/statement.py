@@ -81,10 +81,10 @@ def parse_statement(payload: bytes) -> Certificate:
     try:
         values: Any = json.loads(payload.decode("ascii"))
         if not isinstance(values, dict):
-            raise InvalidRequest("The payload is no certificate's statement: it is no JSON object.")
+            raise InvalidRequest("The payload is not a certificate's statement: it is not a JSON object.")
         written = values.get("format")
         if written != STATEMENT_FORMAT and type(written) is int:
-            raise InvalidRequest(f"The statement is of format {written}; this program reads format {STATEMENT_FORMAT}.")
+            raise InvalidRequest(f"The statement has format {written}; this program reads format {STATEMENT_FORMAT}.")
         found = Certificate(
             id=_text(values["id"]),
             node=_text(values["nodeName"]),
@@ -104,11 +104,11 @@ def parse_statement(payload: bytes) -> Certificate:
         )
         # Catches everything else at once: duplicate keys, unknown keys, whitespace, another order, another format.
         if statement(found) != payload:
-            raise InvalidRequest("The payload is not written as a certificate's statement is.")
+            raise InvalidRequest("The payload is not in the canonical form of a certificate's statement.")
     except KeyError as missing:
-        raise InvalidRequest(f"The payload is no certificate's statement: {missing.args[0]} is missing.") from None
+        raise InvalidRequest(f"The payload is not a certificate's statement: {missing.args[0]} is missing.") from None
     except (ValueError, TypeError, RecursionError):
-        raise InvalidRequest("The payload is no certificate's statement.") from None
+        raise InvalidRequest("The payload is not a certificate's statement.") from None
     return found
 
 

@@ -44,7 +44,7 @@ class TransitionTable(Generic[S, E]):
         try:
             return self._pairs[state, event]
         except KeyError:
-            raise IllegalTransition(f"{event.value} cannot happen to a device that is {state.value}") from None
+            raise IllegalTransition(f"the event {event.value} is not allowed in state {state.value}") from None
 
     def allows(self, state: S, event: E) -> bool:
         """Whether the table contains the pair."""
@@ -166,7 +166,7 @@ class RecoveryMethod(StrEnum):
 _RECOVERY_MESSAGES = {
     RecoveryMethod.SCRUB: "It is scrubbed again after a pause and returns after its probation.",
     RecoveryMethod.RESET: "It is reset and scrubbed once it is free, and returns after its probation.",
-    RecoveryMethod.WAIT: "It is tried again once the condition has ended.",
+    RecoveryMethod.WAIT: "Recovery is retried once the condition has ended.",
     RecoveryMethod.REBOOT: "It needs a reboot of the node.",
     RecoveryMethod.OPERATOR: "Only an operator can release it: scrubber unquarantine DEVICE --reason …",
 }

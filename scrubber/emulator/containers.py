@@ -205,9 +205,9 @@ class ContainerRuntime:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pods.clear()
         if self._groups is not None and not cgroups.remove_tree(self._groups):
-            raise RuntimeError(f"control group {self._groups} could not be removed: a process is still in it")
+            raise RuntimeError(f"cgroup {self._groups} could not be removed: a process is still in it")
         if self._failures:
-            raise BaseExceptionGroup("work of the container runtime failed", self._failures)
+            raise BaseExceptionGroup("a task of the container runtime failed", self._failures)
 
     async def _start(self, uid: str, name: str, pod_group: Path | None, command: ContainerCommand) -> Container:
         if self._closed:
@@ -255,9 +255,7 @@ class ContainerRuntime:
             await stdin.drain()
         except OSError as error:
             container.signal(signal.SIGKILL)
-            raise ContainerStartFailed(
-                f"failed to place process {container.pid} in its control group: {error}"
-            ) from error
+            raise ContainerStartFailed(f"failed to place process {container.pid} in its cgroup: {error}") from error
         finally:
             stdin.close()
 

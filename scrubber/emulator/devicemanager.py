@@ -196,9 +196,9 @@ class DeviceManager:
             reusable = {}
             self._reusable = (pod.uid, reusable)
         self.prune()
-        for resource, wanted in container.resources.items():
-            if wanted:
-                await self._allocate_resource(pod, container, resource, wanted, reusable.get(resource, set()))
+        for resource, count in container.resources.items():
+            if count:
+                await self._allocate_resource(pod, container, resource, count, reusable.get(resource, set()))
         for allocation in self.allocations.of_container(pod.uid, container.name):
             handed_on = reusable.setdefault(allocation.resource, set())
             if pod.spec.is_ordinary_init(container):
@@ -207,13 +207,13 @@ class DeviceManager:
                 handed_on -= allocation.devices
 
     async def _allocate_resource(
-        self, pod: EmulatedPod, container: ContainerSpec, resource: str, wanted: int, reusable: set[str]
+        self, pod: EmulatedPod, container: ContainerSpec, resource: str, count: int, reusable: set[str]
     ) -> None:
-        held = self._allocated_devices(pod, container, resource, wanted)
+        held = self._allocated_devices(pod, container, resource, count)
         self._check_usable(resource, held)
         if held:
             return
-        chosen = await self._choose(resource, wanted, reusable)
+        chosen = await self._choose(resource, count, reusable)
         try:
             client = self._endpoint(resource).running_client(resource)
             response = await client.allocate(chosen, pod=pod.full_name, uid=pod.uid, container=container.name)
@@ -234,19 +234,19 @@ class DeviceManager:
         Raises:
             AllocationRefused: its plugin has not registered again, or its device is not healthy now.
         """
-        for resource, wanted in container.resources.items():
-            if wanted:
-                self._check_usable(resource, self._allocated_devices(pod, container, resource, wanted))
+        for resource, count in container.resources.items():
+            if count:
+                self._check_usable(resource, self._allocated_devices(pod, container, resource, count))
 
     def _allocated_devices(
-        self, pod: EmulatedPod, container: ContainerSpec, resource: str, wanted: int
+        self, pod: EmulatedPod, container: ContainerSpec, resource: str, count: int
     ) -> frozenset[str]:
         allocation = self.allocations.get(pod.uid, container.name, resource)
         held = allocation.devices if allocation else frozenset()
-        if held and len(held) != wanted:
+        if held and len(held) != count:
             raise AllocationRefused(
                 f'pod "{pod.uid}" container "{container.name}" changed request for resource "{resource}" '
-                f"from {len(held)} to {wanted}"
+                f"from {len(held)} to {count}"
             )
         return held
 
@@ -263,9 +263,9 @@ class DeviceManager:
                 f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
             )
 
-    async def _choose(self, resource: str, wanted: int, reusable: set[str]) -> set[str]:
-        chosen = set(self._shuffled(reusable)[:wanted])
-        missing = wanted - len(chosen)
+    async def _choose(self, resource: str, count: int, reusable: set[str]) -> set[str]:
+        chosen = set(self._shuffled(reusable)[:count])
+        missing = count - len(chosen)
         if not missing:
             return chosen
         available = self._resources[resource].healthy - self.allocations.allocated_devices(resource)
@@ -279,7 +279,7 @@ class DeviceManager:
         if endpoint.options is not None and endpoint.options.get_preferred_allocation_available:
             try:
                 preferred = await endpoint.running_client(resource).get_preferred_allocation(
-                    available | chosen, chosen, wanted
+                    available | chosen, chosen, count
                 )
             except RpcFailed as error:
                 raise AllocationRefused(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
@@ -303,8 +303,8 @@ class DeviceManager:
         Raises:
             StartRefused: the plugin refused, is unreachable or took too long.
         """
-        for resource, wanted in container.resources.items():
-            if wanted and (resource in self._resources or resource in self.allocations.resources()):
+        for resource, count in container.resources.items():
+            if count and (resource in self._resources or resource in self.allocations.resources()):
                 await self._pre_start(pod, container, resource)
         merged = [each.response for each in self.allocations.of_container(pod.uid, container.name)]
         return ContainerRunOptions(

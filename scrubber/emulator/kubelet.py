@@ -84,9 +84,9 @@ class Kubelet:
             RuntimeError: it runs already, was closed, or a socket cannot be bound.
         """
         if self._closed:
-            raise RuntimeError("this node was closed: make another Kubelet")
+            raise RuntimeError("this node was closed: create another Kubelet")
         if self._process is not None:
-            raise RuntimeError("the kubelet runs already")
+            raise RuntimeError("the kubelet is already running")
         node = self._node
         for directory in (node.device_plugins, node.plugins_registry, node.pod_resources_socket.parent):
             directory.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -172,7 +172,7 @@ class Kubelet:
             ValueError: a pod with this namespace and name exists.
         """
         if self._closed:
-            raise RuntimeError("this node was closed: make another Kubelet")
+            raise RuntimeError("this node was closed: create another Kubelet")
         node = self._node
         for other in node.pods.values():
             if (other.spec.namespace, other.spec.name) == (spec.namespace, spec.name):
@@ -249,8 +249,8 @@ class Kubelet:
         This is the published allocatable minus the requests of the pods here: an unhealthy device under a pod is
         subtracted twice.
         """
-        asked = sum(pod.spec.request(resource) for pod in self.pods if not pod.phase.terminal)
-        return self._node.status.allocatable.get(resource, 0) - asked
+        requested = sum(pod.spec.request(resource) for pod in self.pods if not pod.phase.terminal)
+        return self._node.status.allocatable.get(resource, 0) - requested
 
     # Watching
 
@@ -271,7 +271,7 @@ class Kubelet:
             TimeoutError: it did not hold within ``timeout`` seconds.
         """
         if not await self._node.changes.wait_until(lambda: condition(self), timeout):
-            raise TimeoutError(f"the condition waited for did not hold within {timeout:g} s; pods: {self.pods}")
+            raise TimeoutError(f"the condition was not met within {timeout:g} s; pods: {self.pods}")
 
     # Paths
 

@@ -69,7 +69,7 @@ def _carries(pid: int, uids: Collection[str], container: str | None) -> bool:
 
 def _variables(pid: int) -> list[bytes]:
     """Return a process's environment; empty when it has none, is gone, or belongs to another user."""
-    waited, looked = 0.0, time.monotonic()
+    waited, last_check = 0.0, time.monotonic()
     try:
         while True:
             with open(f"/proc/{pid}/environ", "rb") as environ:
@@ -79,7 +79,7 @@ def _variables(pid: int) -> list[bytes]:
                 return content.split(b"\0")
             os.sched_yield()
             now = time.monotonic()
-            waited, looked = waited + min(now - looked, MAX_COUNTED_WAIT), now
+            waited, last_check = waited + min(now - last_check, MAX_COUNTED_WAIT), now
     except OSError:
         return []
 

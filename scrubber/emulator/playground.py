@@ -200,7 +200,7 @@ class Playground:
                 "sim", "create", "--dir", str(self.sim_dir), "--devices", str(self._devices), "--memory", self._memory
             )
             if created.returncode != 0:
-                raise RuntimeError(f"the simulated node could not be made: {created.stderr}")
+                raise RuntimeError(f"the simulated node could not be created: {created.stderr}")
             await self.kubelet.start()
         except BaseException:
             await self.close()

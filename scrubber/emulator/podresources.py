@@ -62,8 +62,8 @@ class PodResourcesService(rpc.PodResourcesListerServicer):
     ) -> api.GetPodResourcesResponse:
         """Return one pod by name; code ``Unknown`` when there is none."""
         await self._admit(context)
-        wanted = (request.pod_namespace, request.pod_name)
-        found = next((pod for pod in self._active() if (pod.spec.namespace, pod.spec.name) == wanted), None)
+        name = (request.pod_namespace, request.pod_name)
+        found = next((pod for pod in self._active() if (pod.spec.namespace, pod.spec.name) == name), None)
         if found is None:
             problem = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
             await context.abort(grpc.StatusCode.UNKNOWN, problem)

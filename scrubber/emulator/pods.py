@@ -69,7 +69,9 @@ class ContainerSpec:
             raise ValueError(f"container {self.name!r} has no command")
         for resource, count in self.resources.items():
             if count < 0:
-                raise ValueError(f"container {self.name!r} asks for {count} of {resource}: a count is not negative")
+                raise ValueError(
+                    f"container {self.name!r} requests {count} of {resource}: the count must not be negative"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,21 +266,21 @@ class EmulatedPod:
             TimeoutError: it did not happen in time; the message contains the status.
             PodEnded: the pod has ended in another phase than the one waited for.
         """
-        wanted = condition if isinstance(condition, PodPhase) else None
+        phase = condition if isinstance(condition, PodPhase) else None
 
         def holds(status: PodStatus) -> bool:
             return status.phase is condition if isinstance(condition, PodPhase) else condition(status)
 
         def settled() -> bool:
-            return holds(self.status) or (wanted is not None and (self.phase.terminal or self.gone))
+            return holds(self.status) or (phase is not None and (self.phase.terminal or self.gone))
 
         in_time = await self._changes.wait_until(settled, timeout)
         status = self.status
         if holds(status):
             return status
         if in_time:
-            raise PodEnded(f"pod {self.full_name} will never be {wanted}: {self.describe()}")
-        goal = f"phase {wanted}" if wanted else "the condition waited for"
+            raise PodEnded(f"pod {self.full_name} will never be {phase}: {self.describe()}")
+        goal = f"phase {phase}" if phase else "the expected condition"
         raise TimeoutError(f"pod {self.full_name} did not reach {goal} within {timeout:g} s: {self.describe()}")
 
     def describe(self) -> str:

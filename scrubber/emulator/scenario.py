@@ -72,20 +72,20 @@ async def _run_demo(console: Console, *, keep: bool, directory: Path | None, sta
             async with stage:
                 try:
                     await DemoScenario(stage, console).run()
-                    console.print(f"\nEvery expectation held, in {time.monotonic() - began:.0f} s.")
+                    console.print(f"\nAll expectations were met, in {time.monotonic() - began:.0f} s.")
                     if stay:
                         await _wait_for_interrupt(stage, console)
                 finally:
                     interruption.cleaning_up = True
         except (ExpectationFailed, TimeoutError, RuntimeError) as failure:
-            last_words.append(f"\n[bold red]The story broke:[/] {escape(str(failure))}")
+            last_words.append(f"\n[bold red]The scenario failed:[/] {escape(str(failure))}")
             status, keep = 1, True
         except OutputClosed:
             status = 128 + signal.SIGHUP
         except asyncio.CancelledError:
             if interruption.received is None:
                 raise
-            last_words.append("\nThe story was broken off; the node was taken down.")
+            last_words.append("\nThe scenario was interrupted; the node was removed.")
             status = 128 + interruption.received
         if keep:
             last_words.append(f"Logs and ledger: {stage.directory}")
@@ -109,12 +109,12 @@ def _enable_metrics(stage: Playground) -> None:
 async def _wait_for_interrupt(stage: Playground, console: Console) -> None:
     """Print where the metrics are and what to try, then wait to be cancelled, which counts as a normal end."""
     sockets, node = shlex.quote(str(stage.socket_dir)), shlex.quote(str(stage.sim_dir))
-    console.print("\n[bold]The node stays until Ctrl-C[/]")
+    console.print("\n[bold]The node keeps running until Ctrl-C[/]")
     for words, what in (
         ("service's metrics", f"http://{_metrics_address(stage.service)}/metrics"),
         ("plugin's metrics", f"http://{_metrics_address(stage.plugin)}/metrics"),
-        ("ask the service", f"scrubber devices --socket-dir {sockets}"),
-        ("break something", f"scrubber sim fault --dir {node} --device 0 --xid 95"),
+        ("query the service", f"scrubber devices --socket-dir {sockets}"),
+        ("inject a fault", f"scrubber sim fault --dir {node} --device 0 --xid 95"),
     ):
         console.print(f"  {words:<19}{escape(what)}")
     waiting = asyncio.current_task()
@@ -132,7 +132,7 @@ def _metrics_address(daemon: Daemon) -> str:
     """
     lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if '"metrics.serving"' in line]
     if not lines:
-        raise RuntimeError(f"no metrics are served; {daemon.log} says why")
+        raise RuntimeError(f"no metrics are served; see {daemon.log}")
     return str(lines[-1]["address"])
 
 
@@ -147,14 +147,14 @@ class DemoScenario:
 
     async def run(self) -> None:
         self._console.print(
-            f"A node with four simulated GPUs of 256 MiB, a kubelet (emulated, with the real protocol), two tenants.\n"
-            f"[dim]{self._playground.directory} · memory files in {self._playground.sim_dir}[/]"
+            "A node with four simulated GPUs of 256 MiB, a kubelet (emulated, with the real protocol), and "
+            f"two tenants.\n[dim]{self._playground.directory} · memory files in {self._playground.sim_dir}[/]"
         )
         await self._without_the_service()
         self._print_heading("With the service: scrubber serve, scrubber plugin")
         await self._playground.start_daemons()
         await self._playground.wait_until_clean()
-        self._print_check("both daemons are up; every device was scrubbed once, because nobody watched it before")
+        self._print_check("both daemons are running; every device was scrubbed once, because it was not watched before")
         await self._same_pods_with_the_service()
         await self._leftover_child()
         await self._forced_delete()
@@ -211,10 +211,10 @@ class DemoScenario:
             await self._kubelet.delete(pod, grace=0)
             found = await self._read_back()
             self._expect(found == "", "the next tenant finds nothing but zeros")
-            self._expect(not self._playground.pod_processes(pod), "the child was proved a leftover and ended")
+            self._expect(not self._playground.pod_processes(pod), "the child was proved a leftover and killed")
             ended = await self._newest_event("leftover.process.killed")
             self._expect(
-                str(ended["fields"]["pid"]) == str(left[0]), f"the audit names it: PID {ended['fields']['pid']}"
+                str(ended["fields"]["pid"]) == str(left[0]), f"the audit log names it: PID {ended['fields']['pid']}"
             )
 
     async def _forced_delete(self) -> None:
@@ -272,7 +272,8 @@ class DemoScenario:
             await self._kubelet.delete(pod, grace=0)
         await self._kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == 4, 40)
         self._print_check(
-            f"reset, scrubbed, on probation, and back: 4 again after {time.monotonic() - began:.1f} s, unaided"
+            f"reset, scrubbed, on probation, and back: 4 again after {time.monotonic() - began:.1f} s, "
+            "without an operator"
         )
 
     async def _kill_service_during_scrub(self) -> None:
@@ -292,15 +293,15 @@ class DemoScenario:
             self._print_check("killed while the device was being cleared")
             waiting = await self._run_admitted_pod(gpu_pod_spec("b", "team-b", tenant_argv("--read", "--hold", "0")))
             await waiting.wait(lambda status: status.containers["main"].reason == "CreateContainerConfigError", 30)
-            said = waiting.status.containers["main"].message
+            message = waiting.status.containers["main"].message
             self._print_check("team-b's start is refused meanwhile")
-            self._console.print(f"    {said}", style="yellow")
+            self._console.print(f"    {message}", style="yellow")
             await stage.run_command("sim", "clear", "--dir", str(stage.sim_dir), "--device", device)
             await stage.service.start()
             await waiting.wait(PodPhase.SUCCEEDED, 40)
-            self._expect(not stage.running_processes(children), "the eraser that it left behind is over")
+            self._expect(not stage.running_processes(children), "the eraser that it left behind has ended")
             self._expect(
-                _text_read(waiting) == "", "the service came back, scrubbed again, and team-b found only zeros"
+                _text_read(waiting) == "", "the service restarted and scrubbed again, and team-b found only zeros"
             )
             await self._kubelet.delete(waiting, grace=0)
 
@@ -324,8 +325,8 @@ class DemoScenario:
         ended = sum(row["event"] == "leftover.process.killed" for row in rows)
         refused = sum(each.name == "PreStartContainer" and each.outcome != "OK" for each in self._kubelet.events)
         self._console.print(
-            f"{len(passed)} scrubs passed · {residue / 2**20:.0f} MiB of residue found and cleared · "
-            f"{ended} leftover(s) ended · {refused} start(s) refused, and tried again"
+            f"{len(passed)} scrubs passed · {residue / 2**20:.0f} MiB of residue found and cleared · {ended} "
+            f"leftover(s) killed · {refused} start(s) refused and retried"
         )
 
     # -- actions ---------------------------------------------------------------------------------------------------
@@ -389,7 +390,7 @@ class DemoScenario:
 
     def _expect(self, held: bool, message: str) -> None:
         if not held:
-            raise ExpectationFailed(f"this did not hold: {message}")
+            raise ExpectationFailed(f"expectation not met: {message}")
         self._print_check(message)
 
 
@@ -397,7 +398,7 @@ def _text_read(pod: EmulatedPod) -> str:
     """Return the text that the tenant reports as read; the empty text for nothing but zeros."""
     for line in reversed(pod.read_log("main").splitlines()):
         if line.startswith("{"):
-            said = json.loads(line)
-            if "residue_bytes" in said:
-                return str(said["found"]) if said["residue_bytes"] else ""
-    raise ExpectationFailed(f"{pod.full_name} said nothing about what it read: {pod.read_log('main')!r}")
+            record = json.loads(line)
+            if "residue_bytes" in record:
+                return str(record["found"]) if record["residue_bytes"] else ""
+    raise ExpectationFailed(f"{pod.full_name} did not report what it read: {pod.read_log('main')!r}")

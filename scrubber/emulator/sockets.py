@@ -31,7 +31,7 @@ def check_length(path: Path) -> None:
 async def serve(server: grpc.aio.Server, path: Path) -> None:
     """Bind ``server`` to ``path`` and start it; stopping it closes the socket but leaves the file.
 
-    When the server stops, grpcio unlinks the path that it was told to bind, even if that now belongs to another server.
+    When the server stops, grpcio unlinks the path that it was given to bind, even if that now belongs to another server.
     So it is given an alias that exists only while it binds.
 
     Raises:

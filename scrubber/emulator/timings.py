@@ -72,7 +72,7 @@ class KubeletTimings:
             ValueError: ``factor`` is not positive.
         """
         if factor <= 0:
-            raise ValueError(f"timings are scaled by a positive factor, not {factor}")
+            raise ValueError(f"timings must be scaled by a positive factor, not {factor}")
         faster: dict[str, float | tuple[float, float]] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -41,7 +41,7 @@ def read_sim_devices(sim_dir: Path) -> tuple[AdvertisedDevice, ...]:
         id_ = json.loads((description / "device.json").read_text())["id"]
         mount = Access(AccessKind.MOUNT, str(description / "memory"), f"/dev/simgpu{index.replace(':', '-')}")
         devices.append(
-            AdvertisedDevice(id=id_, index=index, verdict=ServiceVerdict.OFFERED, healthy=True, access=(mount,))
+            AdvertisedDevice(id=id_, index=index, verdict=ServiceVerdict.ADVERTISED, healthy=True, access=(mount,))
         )
     return tuple(devices)
 

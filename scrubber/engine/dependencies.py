@@ -11,7 +11,7 @@ from scrubber.domain.device import NodeIdentity
 from scrubber.domain.policy import Policy
 from scrubber.ports.device import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
 from scrubber.ports.node import Assignments, Containers
-from scrubber.ports.record import AuditTrail, Certificates, Journal, Ledger, Signer
+from scrubber.ports.record import AuditLog, Certificates, Journal, Ledger, Signer
 from scrubber.ports.runtime import NOOP_TRACER, Clock, Tracer
 
 __all__ = ["Dependencies"]
@@ -38,7 +38,7 @@ class Dependencies:
     assignments: Assignments
     containers: Containers
     ledger: Ledger
-    trail: AuditTrail
+    audit_log: AuditLog
     certificates: Certificates
     signer: Signer
     journal: Journal

@@ -138,7 +138,7 @@ class Devices:
             await self.remove(device)
         except DeviceBusy:
             self._leaving.add(device)
-            message = "The device is no longer in the inventory, or is somewhere else now."
+            message = "The device is no longer in the inventory, or its location has changed."
             await controller.health.report([Finding(Step.HEALTH, ErrorCode.DEVICE_LOST, Severity.FAULT, message)])
         else:
             self._leaving.discard(device)

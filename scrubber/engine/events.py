@@ -154,8 +154,8 @@ def unexplained_residue_message(scrub: ScrubRecord, previous_certificate: Certif
     if previous_certificate is None or not residue or ran & _WRITERS:
         return ""
     return (
-        f"{residue} bytes of residue were found although certificate {previous_certificate.id} says that the device was clean, and nobody "
-        "was granted it since."
+        f"{residue} bytes of residue were found although certificate {previous_certificate.id} states that "
+        "the device was clean and it was not granted since."
     )
 
 

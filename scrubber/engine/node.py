@@ -26,7 +26,7 @@ from scrubber.engine.prepare import RequestedDevice, ResolvedCall
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.resource_ids import ResourceIds
 from scrubber.engine.views import CertificateStatus, CertificateView, GrantedDevice, HandOverCall, NodeView, ServiceView
-from scrubber.ports.record import Event, HistoryEntry, HistoryQuery, TrailPage
+from scrubber.ports.record import AuditLogPage, Event, HistoryEntry, HistoryQuery
 from scrubber.ports.runtime import Span
 
 __all__ = ["Node"]
@@ -119,14 +119,16 @@ class Node:
     async def certificate(self, id: str) -> CertificateView:
         found = await self._dependencies.certificates.certificate(id)
         if found is None:
-            raise InvalidRequest(f"The ledger has no certificate {id!r}; it forgets old ones with its audit trail.")
+            raise InvalidRequest(
+                f"The ledger has no certificate {id!r}; old certificates are pruned with the audit log."
+            )
         if found.next_grant is not None:
             return CertificateView(found, CertificateStatus.CONSUMED)
         current = {record.certificate.id for record in self.devices.records() if record.certificate is not None}
         return CertificateView(found, CertificateStatus.UNUSED if id in current else CertificateStatus.VOIDED)
 
-    def audit(self, after: int) -> AsyncIterator[TrailPage]:
-        return self._dependencies.trail.pages(after)
+    def audit(self, after: int) -> AsyncIterator[AuditLogPage]:
+        return self._dependencies.audit_log.pages(after)
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         return await self._dependencies.ledger.history(query)

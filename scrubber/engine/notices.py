@@ -57,7 +57,11 @@ class RefusedStarts:
 
         It was for one of ``pods``, or, if the pod is unknown (empty), for any pod that waits for these devices.
         """
-        met = [(pod, wanted) for pod, wanted in self._waits if wanted & set(devices) and (not pods or pod in pods)]
+        met = [
+            (pod, waiting_for)
+            for pod, waiting_for in self._waits
+            if waiting_for & set(devices) and (not pods or pod in pods)
+        ]
         for each in met:
             del self._waits[each]
         return bool(met)
@@ -68,8 +72,8 @@ class RefusedStarts:
         named = {each.pod for each in (*reading.assignments, *reading.checkpoint_only)}
         trusted = reading.trust is Trust.TRUSTED
         self._waits = {
-            (pod, wanted): wait
-            for (pod, wanted), wait in self._waits.items()
+            (pod, waiting_for): wait
+            for (pod, waiting_for), wait in self._waits.items()
             if (pod in named or not trusted) and now - wait.last < _FORGET_AFTER
         }
 
@@ -77,12 +81,12 @@ class RefusedStarts:
         """Pods that have waited long enough for a notice, the longest wait first."""
         now = self._clock.monotonic()
         found = []
-        for (pod, wanted), wait in self._waits.items():
+        for (pod, waiting_for), wait in self._waits.items():
             # The last refusal counts, not the current time: a pod that was not refused since may be starting.
             waited = wait.last - wait.began
             if waited >= rule.notify_after and now - wait.last < _FORGET_AFTER:
                 evict = rule.evict_after is not None and waited >= rule.evict_after
-                devices = tuple(sorted(wanted))
+                devices = tuple(sorted(waiting_for))
                 found.append(PodNotice(pod, devices, "GpuHandOverRefused", wait.message, wait.since, evict))
         return tuple(sorted(found, key=lambda each: (each.since, each.pod.namespace, each.pod.name)))
 
@@ -97,8 +101,8 @@ def out_of_service_notices(views: Iterable[DeviceView]) -> tuple[PodNotice, ...]
         if view.policy.enforcement is Enforcement.OBSERVE and not record.quarantined_by_operator:
             continue  # observe mode refuses nothing
         message = (
-            f"Device {record.device}, which this pod has, is {record.health.value} ({cause.code}). It stays with the pod; a "
-            "restart on it is refused until it is back in service."
+            f"Device {record.device}, which is assigned to this pod, is {record.health.value} ({cause.code}). "
+            "It stays assigned; a restart on it is refused until it returns to service."
         )
         for grant in record.open_grants:
             if grant.pod is None:

@@ -39,8 +39,8 @@ class OperatorActions:
         if path is PathKind.FAST:
             if controller.state.job is not None:
                 raise DeviceBusy(
-                    f"Device {controller.id} is being scrubbed ({controller.state.job.id}), and checks would break that off: "
-                    "ask for the slow path to join it."
+                    f"Device {controller.id} is being scrubbed ({controller.state.job.id}), and checks would "
+                    "interrupt the scrub: request the slow path to join it."
                 )
             record = await controller.scrubs.check(ScrubTrigger.ON_DEMAND, actor)
             await controller.scrubs.record_check(record)
@@ -56,12 +56,13 @@ class OperatorActions:
         _require_reason(reason, "A reset")
         if controller.state.policy.reset is ResetMode.NEVER:
             raise Refused(
-                f"The policy {controller.state.policy.name} says that device {controller.id} is never reset (reset: never)."
+                f"The policy {controller.state.policy.name} does not allow resets of device {controller.id} "
+                "(reset: never)."
             )
         await self._require_free(controller)
         plan = await self._dependencies.resetter.plan(controller.state.device)
         if plan.unavailable is not None:
-            raise Refused(f"Device {controller.id} cannot be reset here: {plan.unavailable}")
+            raise Refused(f"Device {controller.id} cannot be reset on this node: {plan.unavailable}")
         used = self._in_use(plan)
         if used:
             raise DeviceBusy(" ".join(used))
@@ -73,10 +74,10 @@ class OperatorActions:
     async def reset_plan(self, device: str) -> ResetPlan:
         controller = self._devices.find(device)
         plan = await self._dependencies.resetter.plan(controller.state.device)
-        strange = (
+        unexpected = (
             plan.blockers and controller.state.job is None and controller.state.record.hygiene is not Hygiene.IN_USE
         )
-        holding = await self._holder_text(controller) if strange else ""
+        holding = await self._holder_text(controller) if unexpected else ""
         held = (f"Device {controller.state.device.index} is{holding.removeprefix(',')}.",) if holding else ()
         return replace(plan, blockers=(*self._in_use(plan), *plan.blockers, *held))
 
@@ -88,7 +89,8 @@ class OperatorActions:
             if each in self._devices.controllers
         ]
         return [
-            f"Device {controller.state.device.index} ({controller.id}) is {_busy_with(controller)}: wait until that is over."
+            f"Device {controller.state.device.index} ({controller.id}) is {_busy_with(controller)}: wait "
+            "until that has ended."
             for controller in concerned
             if controller.state.record.hygiene is Hygiene.IN_USE or controller.state.job is not None
         ]
@@ -99,8 +101,8 @@ class OperatorActions:
         if controller.state.record.hygiene is not Hygiene.IN_USE:
             return
         raise DeviceBusy(
-            f"Device {controller.id} is {_busy_with(controller)}{await self._holder_text(controller)}; it is scrubbed when it is given "
-            "back."
+            f"Device {controller.id} is {_busy_with(controller)}{await self._holder_text(controller)}; it is "
+            "scrubbed when it is released."
         )
 
     async def _holder_text(self, controller: DeviceController) -> str:
@@ -135,7 +137,7 @@ class OperatorActions:
 
     async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
         controller = self._devices.find(device)
-        _require_reason(reason, "Breaking the glass")
+        _require_reason(reason, "A break-glass override")
         await controller.health.break_glass(seconds, reason, actor)
         return controller.view
 
@@ -154,13 +156,13 @@ class OperatorActions:
         now = {name: value.encode("utf-8", "replace").decode() for name, value in baseline_facts(described)}
         if expected_facts and expected_facts != now:
             others = ", ".join(
-                f"{name} {now.get(name, 'not told')}"
+                f"{name} {now.get(name, 'not reported')}"
                 for name in sorted(now.keys() | expected_facts.keys())
                 if now.get(name) != expected_facts.get(name)
             )
             raise Refused(
-                f"Device {controller.id} is something else by now than what you were shown ({others}): look again, and accept "
-                "that if it is right."
+                f"Device {controller.id} differs from what you were shown ({others}): check it again, and "
+                "accept that if it is correct."
             )
         await controller.health.accept_baseline(described, reason, actor)
         return controller.view
@@ -176,9 +178,9 @@ def _busy_with(controller: DeviceController) -> str:
         )
     pods = {each.pod for each in controller.state.record.open_grants if each.pod is not None}
     named = ", ".join(sorted(f"{pod.namespace}/{pod.name}" for pod in pods))
-    return f"in use by {named or 'a pod that no witness names'}"
+    return f"in use by {named or 'a pod that could not be identified'}"
 
 
 def _require_reason(reason: str, order: str) -> None:
     if not reason.strip():
-        raise InvalidRequest(f"{order} needs a reason; it goes into the audit.")
+        raise InvalidRequest(f"{order} needs a reason; it is recorded in the audit log.")

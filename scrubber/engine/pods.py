@@ -42,14 +42,14 @@ class PodTracker:
         self._absences: dict[Pod, PodAbsence] = {}
         self._first_processes: dict[Pod, dict[str, tuple[Process, int]]] = {}
         self._last_run: dict[Pod, float] = {}
-        self.reading = KubeletReading(Trust.UNREADABLE, untrusted_reason="nothing was read yet")
+        self.reading = KubeletReading(Trust.UNREADABLE, untrusted_reason="it has not been read yet")
 
     def track(self, pods: Iterable[Pod]) -> None:
         """Track exactly these pods from now on; forget all others."""
-        wanted = set(pods)
-        self._absences = {pod: self._absences.get(pod, PodAbsence()) for pod in wanted}
-        self._first_processes = {pod: self._first_processes.get(pod, {}) for pod in wanted}
-        self._last_run = {pod: at for pod, at in self._last_run.items() if pod in wanted}
+        tracked = set(pods)
+        self._absences = {pod: self._absences.get(pod, PodAbsence()) for pod in tracked}
+        self._first_processes = {pod: self._first_processes.get(pod, {}) for pod in tracked}
+        self._last_run = {pod: at for pod, at in self._last_run.items() if pod in tracked}
 
     def track_more(self, pods: Iterable[Pod]) -> None:
         """Track these pods in addition to the current ones."""

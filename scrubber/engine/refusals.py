@@ -38,8 +38,8 @@ __all__ = [
 
 def service_starting() -> NotReady:
     return NotReady(
-        "The service is starting and has not looked at every device yet. Ask again in a moment.",
-        public_message="The scrub service is starting. The start is tried again.",
+        "The service is starting and has not inspected every device yet. Retry in a moment.",
+        public_message="The scrub service is starting. The start is retried.",
         code=ErrorCode.SERVICE_STARTING,
     )
 
@@ -65,31 +65,32 @@ def quarantined(device: str, reason: str, *, public_message: str) -> Quarantined
 
 def device_changed() -> NotReady:
     return NotReady(
-        "A device changed while it was being granted, until the time was up.",
-        public_message="A device changed while it was being granted. The start is tried again.",
+        "A device kept changing while it was being granted, until the deadline expired.",
+        public_message="A device changed while it was being granted. The start is retried.",
     )
 
 
 def pod_unreadable(unreadable: Unreadable) -> NotReady:
     return NotReady(
-        f"The processes of the pod that is to start cannot be told, so its end could not be either: {unreadable}",
-        public_message="The pod's processes cannot be told on this node now. The start is tried again.",
+        "The processes of the starting pod cannot be determined, so its end could not be detected either: "
+        f"{unreadable}",
+        public_message="The pod's processes cannot be determined on this node now. The start is retried.",
         code=ErrorCode.POD_UNREADABLE,
     )
 
 
 def reassigned(device: str) -> NotReady:
     return NotReady(
-        f"Device {device} was assigned anew while its hand-over was under way.",
-        public_message=f"Device {device} was assigned anew. The start is tried again.",
+        f"Device {device} was reassigned during its hand-over.",
+        public_message=f"Device {device} was reassigned. The start is retried.",
         code=ErrorCode.REASSIGNED,
     )
 
 
 def unassigned(device: str) -> NotReady:
     return NotReady(
-        f"The kubelet assigns device {device} to nobody, so nobody can be about to start on it.",
-        public_message=f"Device {device} is assigned to no pod of this node. The start is tried again.",
+        f"The kubelet has not assigned device {device} to any pod, so no container can be starting on it.",
+        public_message=f"Device {device} is not assigned to any pod of this node. The start is retried.",
         code=ErrorCode.UNASSIGNED,
     )
 
@@ -97,17 +98,18 @@ def unassigned(device: str) -> NotReady:
 def assigned_by_another_plugin(device: str, other: Assignment, own_resources: Collection[str]) -> NotReady:
     """Refuse while another plugin or driver has assigned the device to ``other`` too: it would have two owners."""
     return NotReady(
-        f"Device {device} is {other.pod.namespace}/{other.pod.name}'s, too, as {other.resource}, which is none of our "
-        f"resources ({', '.join(sorted(own_resources))}): stop that plugin or driver, or exclude the device from it.",
-        public_message=f"Device {device} was also given out as {other.resource}. The start is tried again.",
+        f"Device {device} is also assigned to {other.pod.namespace}/{other.pod.name} as {other.resource}, "
+        f"which is not one of our resources ({', '.join(sorted(own_resources))}): stop that plugin or driver, "
+        "or exclude the device from it.",
+        public_message=f"Device {device} was also assigned as {other.resource}. The start is retried.",
         code=ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN,
     )
 
 
 def device_unreadable(device: str, fault: DeviceFault) -> NotReady:
     return NotReady(
-        f"Device {device} cannot be looked at: {fault}",
-        public_message=f"Device {device} cannot be looked at now. The start is tried again.",
+        f"Device {device} cannot be inspected: {fault}",
+        public_message=f"Device {device} cannot be inspected now. The start is retried.",
         code=fault.code,
     )
 
@@ -115,15 +117,13 @@ def device_unreadable(device: str, fault: DeviceFault) -> NotReady:
 def being_scrubbed(device: str, state: str, scrub: str | None) -> NotReady:
     """Refuse while ``scrub`` is in progress; None: it is about to start."""
     message = f"Device {device} is {state} (scrub {scrub or 'about to start'})."
-    return NotReady(
-        message, public_message=f"{message} The start is tried again and joins it.", code=ErrorCode.SCRUBBING
-    )
+    return NotReady(message, public_message=f"{message} The start is retried and joins it.", code=ErrorCode.SCRUBBING)
 
 
 def device_held(device: str, state: str) -> NotReady:
     return NotReady(
-        f"Device {device} is still held; its next start waits for the holder's end.",
-        public_message=f"Device {device} is {state}: it is still held. The start is tried again.",
+        f"Device {device} is still held; the next start waits until its holder ends.",
+        public_message=f"Device {device} is {state}: a process still holds it. The start is retried.",
         code=ErrorCode.DEVICE_BUSY,
     )
 
@@ -132,7 +132,7 @@ def cannot_be_shared(device: str, reason: str) -> NotReady:
     """Refuse a start on a device that other pods have."""
     return NotReady(
         f"Device {device} cannot be shared now: {reason}.",
-        public_message=f"Device {device} is in use, and this pod may not be on it beside whoever has it. The start is tried again.",
+        public_message=f"Device {device} is in use, and this pod may not share it. The start is retried.",
         code=ErrorCode.SHARING_NOT_ALLOWED,
     )
 
@@ -141,17 +141,18 @@ def earlier_pod_running(device: str, grant: Grant, liveness: PodLiveness, starti
     """Refuse while processes of an earlier grant's pod may still run; that can be the starting pod."""
     if grant.pod is not None and grant.pod == starting_pod:
         return NotReady(
-            f"Device {device} waits for the end of container "
+            f"Device {device} was last used by container "
             f"{', '.join(sorted({each.container for each in liveness.processes}) or grant.cgroups)} of "
-            f"{grant.pod.namespace}/{grant.pod.name} itself, which had the device last ({len(liveness.processes) or 'an unknown number of'} processes). The device has "
-            "to be cleared before this start.",
-            public_message=f"Device {device} is in-use: an earlier run of this pod has not ended yet. The start is tried again.",
+            f"{grant.pod.namespace}/{grant.pod.name} itself, which has not ended "
+            f"({len(liveness.processes) or 'an unknown number of'} processes). The device must be cleared "
+            "before this start.",
+            public_message=f"Device {device} is in-use: an earlier run of this pod has not ended. The start is retried.",
             code=ErrorCode.EARLIER_POD_RUNNING,
         )
     name = "an unknown pod" if grant.pod is None else f"{grant.pod.namespace}/{grant.pod.name}"
     return NotReady(
-        f"Device {device} waits for the end of {name} ({len(liveness.processes)} processes).",
-        public_message=f"Device {device} is in-use: its earlier use has not ended yet. The start is tried again.",
+        f"Device {device} waits for {name} to end ({len(liveness.processes)} processes).",
+        public_message=f"Device {device} is in-use: its earlier use has not ended. The start is retried.",
         code=ErrorCode.EARLIER_POD_RUNNING,
     )
 
@@ -164,9 +165,10 @@ def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> No
     """
     where = f" in container {container}" if container else ""
     return NotReady(
-        f"Device {device} has to be cleared before this start of {pod.namespace}/{pod.name}, and PID {holder.pid} "
-        f"({holder.command or 'unknown'}){where} of the same pod holds it. The start waits until that process closes it.",
-        public_message=f"Device {device} is in-use by another container of this pod. The start is tried again.",
+        f"Device {device} must be cleared before {pod.namespace}/{pod.name} starts, and PID {holder.pid} "
+        f"({holder.command or 'unknown'}){where} of the same pod holds it. The start waits until that process "
+        "closes it.",
+        public_message=f"Device {device} is in-use by another container of this pod. The start is retried.",
         code=ErrorCode.HELD_BY_OWN_POD,
     )
 
@@ -176,23 +178,23 @@ def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> No
 
 def cannot_be_scrubbed(device: str, state: str) -> NotReady:
     return NotReady(
-        f"Device {device} is {state} and cannot be scrubbed at this moment.",
-        public_message=f"Device {device} is {state}. The start is tried again.",
+        f"Device {device} is {state} and cannot be scrubbed now.",
+        public_message=f"Device {device} is {state}. The start is retried.",
     )
 
 
 def scrub_blocked(device: str, scrub: str, reason: str) -> NotReady:
     """Refuse during the backoff after ``scrub``."""
     return NotReady(
-        f"Device {device}: scrub {scrub} was held up: {reason}",
-        public_message=f"Device {device} is dirty: scrub {scrub} found it still in use. The start is tried again.",
+        f"Device {device}: scrub {scrub} was blocked: {reason}",
+        public_message=f"Device {device} is dirty: scrub {scrub} found it still in use. The start is retried.",
         code=ErrorCode.SCRUB_BLOCKED,
     )
 
 
 def reset_during_scrub(device: str, scrub: str) -> DeviceBusy:
     """Refuse an operator's reset while ``scrub`` is in progress."""
-    return DeviceBusy(f"Device {device} is being scrubbed ({scrub}); wait until that has ended.")
+    return DeviceBusy(f"Device {device} is being scrubbed ({scrub}); wait until the scrub has ended.")
 
 
 def attempts_exhausted(record: DeviceRecord) -> NotReady:
@@ -205,4 +207,4 @@ def attempts_exhausted(record: DeviceRecord) -> NotReady:
 
 def reset_stopped(device: str, reason: str) -> NotReady:
     """Refuse a recovery's reset while the circuit breaker is open."""
-    return NotReady(f"Device {device} waits with its reset. {reason}", code=ErrorCode.BREAKER_OPEN)
+    return NotReady(f"The reset of device {device} is postponed. {reason}", code=ErrorCode.BREAKER_OPEN)

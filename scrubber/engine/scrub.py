@@ -103,7 +103,7 @@ async def run_scrub(context: ScrubContext, on_step: Callable[[Step], None]) -> S
                         result = await functions[step](context)
                         left -= counted()
             except TimeoutError:
-                message = f"The plan was not through with {step.value} when its {context.plan.deadline:g} s were over."
+                message = f"The scrub's deadline of {context.plan.deadline:g} s expired during the step {step.value}."
                 finding = Finding(step, FindingCode.SCRUB_TIMEOUT, Severity.FAULT, message)
                 result = StepResult(step, Verdict.FAILED, clock.monotonic() - start, (finding,))
             except RetryableError as away:

@@ -104,9 +104,11 @@ async def _check_users(context: ScrubContext, pods: int) -> StepResult:
     except RetryableError as away:
         found.append(context.blocking_finding(Step.HOLDERS, away.code, str(away)))
     seconds = dependencies.clock.monotonic() - start
-    said = f"holders: shared with {pods} pod{'' if pods == 1 else 's'}, whose processes have it by grants of their own"
+    message = (
+        f"holders: shared with {pods} pod{'' if pods == 1 else 's'}, whose processes use it under their own grants"
+    )
     verdict = Verdict.FAILED if found else Verdict.NOT_COVERED
-    return StepResult(Step.HOLDERS, verdict, seconds, tuple(found), {"pods": pods}, (said,))
+    return StepResult(Step.HOLDERS, verdict, seconds, tuple(found), {"pods": pods}, (message,))
 
 
 async def _unauthorized_users(context: ScrubContext) -> dict[object, Holder]:

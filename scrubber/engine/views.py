@@ -17,7 +17,7 @@ from scrubber.domain.record import DeviceRecord
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.engine import refusals
 from scrubber.ports.device import EraseProgress
-from scrubber.ports.record import CHAIN_START, AuditHead, HistoryEntry, HistoryQuery, TrailPage
+from scrubber.ports.record import CHAIN_START, AuditHead, AuditLogPage, HistoryEntry, HistoryQuery
 
 __all__ = [
     "Actions",
@@ -317,7 +317,7 @@ class Service(Protocol):
     async def certificate(self, id: str) -> CertificateView:
         """The certificate with that ID; raises :class:`InvalidRequest` when the ledger has none."""
 
-    def audit(self, after: int) -> AsyncIterator[TrailPage]:
+    def audit(self, after: int) -> AsyncIterator[AuditLogPage]:
         """The current audit log, oldest first, without the rows up to ``after``; at least one page.
 
         Raises:

@@ -19,40 +19,15 @@ from scrubber.domain.evidence import ScrubRecord
 from scrubber.domain.health.signal_table import ErrorClass, SignalTable
 from scrubber.observability.log_context import CONTEXT_KEYS, call_without_context
 from scrubber.observability.metrics.recorder import MetricsRecorder
+from scrubber.observability.registry.events import EVENTS, Component
 from scrubber.ports.record import Event
 
 __all__ = ["StructlogJournal"]
 
 _LEVELS: Final[Mapping[str, int]] = {
-    "audit.broken": logging.ERROR,
-    "audit.unverified": logging.WARNING,
-    "breaker.opened": logging.ERROR,
-    "certificate.voided": logging.WARNING,
-    "device.marked-dirty": logging.WARNING,
-    "eraser.orphan.found": logging.WARNING,
-    "break-glass.started": logging.ERROR,
-    "break-glass.ended": logging.WARNING,
-    "handover.refused": logging.WARNING,
-    "health.condemned": logging.ERROR,
-    "health.quarantined": logging.ERROR,
-    "health.recovery-failed": logging.WARNING,
-    "health.errors-reported": logging.WARNING,
-    "health.suspect": logging.WARNING,
-    "leftover.process.killed": logging.WARNING,
-    "leftover.pod.killed": logging.WARNING,
-    "baseline.accepted": logging.WARNING,
-    "key.created": logging.WARNING,
-    "operator.quarantined": logging.WARNING,
-    "operator.reset": logging.WARNING,
-    "policy.rejected": logging.ERROR,
-    "uninspected.process.found": logging.WARNING,
-    "residue.unexplained": logging.ERROR,
-    "unauthorized.process.killed": logging.WARNING,
-    "tenant.flagged": logging.ERROR,
-    "uninspected.process.killed": logging.WARNING,
-    "unauthorized.use.detected": logging.WARNING,
+    each.name: each.levels[0] for each in EVENTS if Component.SERVICE in each.components and each.levels
 }
-"""Log levels above INFO. Every other event, including one with an unknown name, is logged at INFO."""
+"""The usual level of each event. One with an unknown name is logged at INFO."""
 
 _HARMLESS: Final = frozenset({ErrorClass.IGNORE, ErrorClass.APPLICATION})
 """Classes of signals that imply no problem of the device."""

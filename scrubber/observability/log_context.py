@@ -81,8 +81,8 @@ class _LogContextSpan(AbstractContextManager[Span]):
     def _bind(self) -> None:
         scopes = self._open.get()
         if not scopes:
-            there = get_contextvars()
-            scopes = ({name: there[name] for name in CONTEXT_KEYS if name in there},)
+            bound = get_contextvars()
+            scopes = ({name: bound[name] for name in CONTEXT_KEYS if name in bound},)
         if not any(each is self._own for each in scopes):
             scopes = (*scopes, self._own)
             self._open.set(scopes)

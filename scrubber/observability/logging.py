@@ -156,7 +156,7 @@ class _LibraryLogHandler(logging.Handler):
         about = {"exc_info": record.exc_info} if record.exc_info else {}
         try:
             self._logger.log(level, LIBRARY_EVENT, logger=record.name, message=record.getMessage(), **about)
-        except Exception:  # noqa: BLE001 - a library's message that cannot be put together is lost, and harms nobody
+        except Exception:  # noqa: BLE001 - a library's message that cannot be formatted is lost
             self._lost_lines.count_line()
 
 

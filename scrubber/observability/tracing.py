@@ -98,9 +98,9 @@ class OpenTelemetryTracer:
         from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
         # The standard variables of the operator take precedence; nothing else is detected automatically.
-        told = {**resource, **OTELResourceDetector().detect().attributes}
+        attributes = {**resource, **OTELResourceDetector().detect().attributes}
         self._provider = TracerProvider(
-            resource=Resource({name: _utf8_value(value) for name, value in told.items()}),
+            resource=Resource({name: _utf8_value(value) for name, value in attributes.items()}),
             shutdown_on_exit=False,
             span_limits=SpanLimits(
                 max_span_attributes=32, max_attribute_length=_MAX_ATTRIBUTE_CHARS, max_events=0, max_links=4
@@ -131,8 +131,8 @@ class OpenTelemetryTracer:
 
     def join_trace(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
         """Make the following work of this task part of the trace in the caller's ``metadata``, if it names one."""
-        said = [value for name, value in metadata or () if name == _HEADER]
-        context = self._parse_traceparent(said[0]) if len(said) == 1 else None
+        headers = [value for name, value in metadata or () if name == _HEADER]
+        context = self._parse_traceparent(headers[0]) if len(headers) == 1 else None
         if context is not None:
             _current_context.set(self.context_of(self._api.NonRecordingSpan(context)))
 
@@ -167,13 +167,15 @@ class OpenTelemetryTracer:
             follows = attributes.pop(_FOLLOWS, None)
             if isinstance(follows, str) and (context := self._parse_traceparent(follows)) is not None:
                 span.add_link(context)
-            told = {f"scrubber.{name}": _utf8_value(value) for name, value in attributes.items() if value is not None}
+            span_attributes = {
+                f"scrubber.{name}": _utf8_value(value) for name, value in attributes.items() if value is not None
+            }
             if failure := _failure(attributes, error):
-                told["error.type"] = failure
+                span_attributes["error.type"] = failure
                 span.set_status(self._api.StatusCode.ERROR, failure)
             if isinstance(error, asyncio.CancelledError):
-                told["scrubber.cancelled"] = True
-            span.set_attributes(told)
+                span_attributes["scrubber.cancelled"] = True
+            span.set_attributes(span_attributes)
             self._sampled_spans += span.get_span_context().trace_flags.sampled
         span.end()
 
@@ -275,8 +277,8 @@ def open_otlp_tracer(
     except Exception as error:  # it reads some of its variables when it is loaded
         raise InvalidConfiguration(_BAD_VARIABLE_MESSAGE.format(error)) from error
     where, encrypted = _endpoint(environment)
-    said = OpenTelemetryLogHandler()
-    said.install()
+    log_handler = OpenTelemetryLogHandler()
+    log_handler.install()
     resource = {
         "service.name": service,
         "service.version": version,
@@ -286,18 +288,18 @@ def open_otlp_tracer(
         **({"k8s.node.name": node} if node else {}),
     }
     try:
-        exporter = ReportingSpanExporter(OTLPSpanExporter(endpoint=where, insecure=not encrypted), log, said)
+        exporter = ReportingSpanExporter(OTLPSpanExporter(endpoint=where, insecure=not encrypted), log, log_handler)
         processor = BatchSpanProcessor(cast("SpanExporter", exporter))  # duck-typed: only its methods are called
         traces = OpenTelemetryTracer(
             processor, resource, abort_export=exporter.shutdown, report_unsent=exporter.report_unsent
         )
     except Exception as error:
         raise InvalidConfiguration(
-            _BAD_VARIABLE_MESSAGE.format(_without_secrets(said.last_message or str(error)))
+            _BAD_VARIABLE_MESSAGE.format(_without_secrets(log_handler.last_message or str(error)))
         ) from error
-    if said.last_message:  # the library would continue with a default
+    if log_handler.last_message:  # the library would continue with a default
         traces.close()
-        raise InvalidConfiguration(_BAD_VARIABLE_MESSAGE.format(_without_secrets(said.last_message)))
+        raise InvalidConfiguration(_BAD_VARIABLE_MESSAGE.format(_without_secrets(log_handler.last_message)))
     sampler = environment.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"
     log.info("traces.exporting", endpoint=urlsplit(where).netloc, encrypted=encrypted, sampler=sampler)
     return traces
@@ -329,7 +331,7 @@ def _endpoint(environment: Mapping[str, str]) -> tuple[str, bool]:
     where = _variable(environment, "ENDPOINT")
     if not where:
         raise InvalidConfiguration(
-            "--traces otlp sends nothing to an address that nobody named: set OTEL_EXPORTER_OTLP_ENDPOINT, such as "
+            "--traces otlp needs an address: set OTEL_EXPORTER_OTLP_ENDPOINT, such as "
             "https://collector.example:4317, or http://127.0.0.1:4317 without encryption."
         )
     try:

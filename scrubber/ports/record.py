@@ -14,8 +14,9 @@ __all__ = [
     "CHAIN_START",
     "HAND_OVER_EVENTS",
     "AuditHead",
+    "AuditLog",
+    "AuditLogPage",
     "AuditRow",
-    "AuditTrail",
     "Certificates",
     "Event",
     "HistoryEntry",
@@ -25,7 +26,6 @@ __all__ = [
     "LedgerChange",
     "LedgerState",
     "Signer",
-    "TrailPage",
 ]
 
 
@@ -95,7 +95,7 @@ class AuditRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TrailPage:
+class AuditLogPage:
     """A part of the audit log; all pages of one read have the same ``preceding_head`` and ``head``.
 
     Attributes:
@@ -221,8 +221,8 @@ class Ledger(Protocol):
         """Close the files; no commit is possible afterwards."""
 
 
-class AuditTrail(Protocol):
-    def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
+class AuditLog(Protocol):
+    def pages(self, after: int = 0) -> AsyncIterator[AuditLogPage]:
         """The audit log as of the request for the first page, without the rows up to sequence ``after``.
 
         Yields at least one page, even if there is no row. Pages are bounded, and the ledger serves other requests

@@ -85,7 +85,7 @@ async def error(rig: Rig, device: Device, code: int) -> None:
             continue
 
 
-def unheard(_: EraseProgress) -> None:
+def ignore_progress(_: EraseProgress) -> None:
     """Progress callback that ignores progress."""
 
 
@@ -151,7 +151,7 @@ class BackendContract:
 
     async def test_gaps_in_holder_coverage_are_reported_under_holders(self, rig: Rig) -> None:
         device, _ = await two(rig)
-        assert all(sentence.startswith("holders: ") for sentence in rig.backend.holders.not_covered(device))
+        assert all(message.startswith("holders: ") for message in rig.backend.holders.not_covered(device))
 
     # --- telemetry
 
@@ -202,13 +202,13 @@ class BackendContract:
 
     async def test_changed_setting_is_detected_and_restored(self, rig: Rig) -> None:
         device, other = await two(rig)
-        wanted: Mapping[str, str] = (await rig.backend.telemetry.snapshot(device)).defaults
+        defaults: Mapping[str, str] = (await rig.backend.telemetry.snapshot(device)).defaults
         name, tampered = rig.tamper(device)
-        assert wanted[name] != tampered
+        assert defaults[name] != tampered
         assert (await rig.backend.telemetry.snapshot(device)).settings[name] == tampered
-        assert await rig.backend.settings.restore(device, wanted) == wanted
+        assert await rig.backend.settings.restore(device, defaults) == defaults
         for each in (device, other):
-            assert (await rig.backend.telemetry.snapshot(each)).settings == wanted
+            assert (await rig.backend.telemetry.snapshot(each)).settings == defaults
 
     async def test_setting_that_does_not_apply_is_omitted(self, rig: Rig) -> None:
         device, _ = await two(rig)
@@ -268,7 +268,7 @@ class BackendContract:
     async def test_residue_of_a_tenant_is_counted_cleared_and_verified(self, rig: Rig) -> None:
         device, other = await two(rig)
         rig.fill(device, "secret")
-        rig.fill(other, "somebody else's")
+        rig.fill(other, "another tenant's")
         seen: list[EraseProgress] = []
         report = await rig.backend.eraser.erase(device, request(), seen.append)
         assert report.total_bytes == device.memory_bytes
@@ -283,7 +283,7 @@ class BackendContract:
         left = len(rig.content(device)) - rig.content(device).count(0)
         assert left <= report.not_covered_bytes - report.reserved_bytes <= device.memory_bytes // 8
         assert bool(report.not_covered) is (report.not_covered_bytes > 0)
-        assert rig.content(other).startswith(b"somebody else's")
+        assert rig.content(other).startswith(b"another tenant's")
         phases = [phase for phase in dict.fromkeys(progress.phase for progress in seen) if phase != "on-chip"]
         assert phases == ["audit", "clear", "verify"]
         assert phases == [phase for phase, _ in report.seconds_by_phase if phase != "on-chip"]
@@ -292,13 +292,13 @@ class BackendContract:
 
     async def test_clean_device_has_no_residue_and_a_skipped_audit_reports_none(self, rig: Rig) -> None:
         device, _ = await two(rig)
-        await rig.backend.eraser.erase(device, request(), unheard)
-        assert (await rig.backend.eraser.erase(device, request(), unheard)).residue_bytes == 0
-        assert (await rig.backend.eraser.erase(device, request(audit=False), unheard)).residue_bytes is None
+        await rig.backend.eraser.erase(device, request(), ignore_progress)
+        assert (await rig.backend.eraser.erase(device, request(), ignore_progress)).residue_bytes == 0
+        assert (await rig.backend.eraser.erase(device, request(audit=False), ignore_progress)).residue_bytes is None
 
     async def test_pattern_pass_leaves_no_residue(self, rig: Rig) -> None:
         device, _ = await two(rig)
-        report = await rig.backend.eraser.erase(device, request(pattern=True), unheard)
+        report = await rig.backend.eraser.erase(device, request(pattern=True), ignore_progress)
         assert report.failed_bytes == 0
         assert "pattern" in dict(report.seconds_by_phase)
         left = len(rig.content(device)) - rig.content(device).count(0)
@@ -308,12 +308,12 @@ class BackendContract:
         device, _ = await two(rig)
         rig.fill(device, "secret")
         with rig.hold(device), pytest.raises(DeviceBusy):
-            await rig.backend.eraser.erase(device, request(), unheard)
+            await rig.backend.eraser.erase(device, request(), ignore_progress)
         assert rig.content(device).startswith(b"secret")
 
     async def test_device_has_no_holder_after_its_eraser_reported(self, rig: Rig) -> None:
         device, _ = await two(rig)
-        await rig.backend.eraser.erase(device, request(), unheard)
+        await rig.backend.eraser.erase(device, request(), ignore_progress)
         assert not await rig.backend.holders.is_held(device)
         assert await rig.backend.eraser.find_orphan(device) is None
         assert await rig.backend.eraser.terminate_orphan(device, 1.0)

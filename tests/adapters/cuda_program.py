@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.nvidia.world import Subject, World
+from tests.nvidia.machine import Machine, Subject
 
 __all__ = ["Program", "Programs"]
 
@@ -61,7 +61,7 @@ class Program:
         self._process = process
         self.pid = process.pid
 
-    def told(self) -> dict[str, Any]:
+    def next_message(self) -> dict[str, Any]:
         """Return its next message."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -82,13 +82,13 @@ class Program:
 
 
 class Programs:
-    """Starts programs on the devices of ``world``; kernels are compiled into ``cache``."""
+    """Starts programs on the devices of ``machine``; kernels are compiled into ``cache``."""
 
-    def __init__(self, world: World, cache: Path) -> None:
+    def __init__(self, machine: Machine, cache: Path) -> None:
         self._environment = {
             "PATH": os.defpath,
             "PYTHONPATH": f"{ROOT / 'tests/nvidia/standin'}:{ROOT}",
-            "SCRUBBER_STANDIN_WORLD": str(world.root),
+            "SCRUBBER_STANDIN_WORLD": str(machine.root),
             "SCRUBBER_STANDIN_CACHE": str(cache),
         }
         self._running: list[subprocess.Popen[str]] = []

@@ -22,7 +22,7 @@ from scrubber.ports.device import Diagnostics
 __all__ = ["DiagnosticsContract", "DiagnosticsRig", "cancelled", "under_way", "untouched"]
 
 CHECKS = ["memory-pattern", "matrix-product", "host-to-device", "device-to-host"]
-PATIENCE = 30.0
+DEADLINE = 30.0
 
 
 class DiagnosticsRig(Protocol):
@@ -55,7 +55,7 @@ class DiagnosticsContract:
     """The contract tests; derive from this class and provide ``rig``."""
 
     async def test_working_device_passes_every_check_with_a_rate(self, rig: DiagnosticsRig) -> None:
-        checks = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
+        checks = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, DEADLINE)
         assert [check.name for check in checks] == CHECKS
         assert [check.errors for check in checks] == [0, 0, 0, 0]
         for check in checks:
@@ -65,31 +65,31 @@ class DiagnosticsContract:
 
     async def test_diagnostic_level_none_runs_no_checks(self, rig: DiagnosticsRig) -> None:
         rig.fill(rig.device, "secret")
-        assert await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.NONE, PATIENCE) == ()
+        assert await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.NONE, DEADLINE) == ()
         assert untouched(rig)
 
     async def test_diagnosis_leaves_its_device_clear_and_touches_no_other_device(self, rig: DiagnosticsRig) -> None:
-        rig.fill(rig.other, "somebody else's")
-        await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
+        rig.fill(rig.other, "another tenant's")
+        await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, DEADLINE)
         assert rig.content(rig.device).strip(b"\0") == b""
-        assert rig.content(rig.other).startswith(b"somebody else's")
+        assert rig.content(rig.other).startswith(b"another tenant's")
 
     async def test_memory_that_loses_writes_fails_the_pattern_check(self, rig: DiagnosticsRig) -> None:
         rig.spoil(rig.device)
-        pattern, product, *_ = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
+        pattern, product, *_ = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, DEADLINE)
         assert pattern.errors > 0
         assert product.errors == 0
 
     async def test_held_device_is_not_diagnosed_and_not_reported_faulty(self, rig: DiagnosticsRig) -> None:
         rig.fill(rig.device, "secret")
         with rig.hold(rig.device), pytest.raises(DeviceBusy):
-            await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
+            await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, DEADLINE)
         assert untouched(rig)
 
     async def test_two_diagnoses_never_run_on_one_device(self, rig: DiagnosticsRig) -> None:
         first = await under_way(rig)
         with pytest.raises((DeviceBusy, Unavailable)):
-            await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
+            await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, DEADLINE)
         assert not first.done()
         await cancelled(first)
 
@@ -102,7 +102,7 @@ class DiagnosticsContract:
     async def test_cancelled_diagnosis_leaves_no_process_running(self, rig: DiagnosticsRig) -> None:
         await cancelled(await under_way(rig))
         assert await rig.at_work(rig.device) is None
-        checks = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, PATIENCE)
+        checks = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, DEADLINE)
         assert [check.errors for check in checks] == [0, 0, 0, 0]
 
     async def test_killed_diagnostic_child_yields_no_result(self, rig: DiagnosticsRig) -> None:
@@ -118,7 +118,7 @@ class DiagnosticsContract:
 async def under_way(rig: DiagnosticsRig, deadline: float = 120.0) -> asyncio.Task[tuple[DiagnosticCheck, ...]]:
     """Start a diagnosis that takes a minute; returns once it has the device."""
     task = asyncio.create_task(rig.diagnostics.diagnose(rig.device, DiagnosticLevel.EXTENDED, deadline))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(DEADLINE):
         while not await rig.at_work(rig.device):
             assert not task.done(), task.exception()
             await asyncio.sleep(0.005)

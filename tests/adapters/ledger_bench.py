@@ -5,15 +5,15 @@ from typing import Protocol
 
 from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.adapters.ledger.sqlite import SqliteLedger
-from scrubber.ports.record import AuditHead, AuditTrail, Certificates, Ledger, LedgerState
+from scrubber.ports.record import AuditHead, AuditLog, Certificates, Ledger, LedgerState
 
 __all__ = ["KINDS", "AnyLedger", "Bench", "bench_of"]
 
 KINDS = ("sqlite", "memory")
 
 
-class AnyLedger(Ledger, AuditTrail, Certificates, Protocol):
-    """A ledger that also reports its health and the head of its trail."""
+class AnyLedger(Ledger, AuditLog, Certificates, Protocol):
+    """A ledger that also reports its health and the head of its audit log."""
 
     def health(self) -> str: ...
 

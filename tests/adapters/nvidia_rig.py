@@ -1,4 +1,4 @@
-"""A node with NVIDIA GPUs for tests: the whole backend, as the service builds it, over a world of stand-ins."""
+"""A node with NVIDIA GPUs for tests: the whole backend, as the service builds it, over a simulated machine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from scrubber.adapters.nvidia.backend import nvidia_backend
 from scrubber.domain.device import Device
 from scrubber.ports.device import DeviceBackend
 from tests.nvidia import holder
-from tests.nvidia.world import MIB, Gpu, Instance, Subject, World
+from tests.nvidia.machine import MIB, Gpu, Instance, Machine, Subject
 
 __all__ = ["NvidiaRig", "standin_environment", "started"]
 
-PATIENCE = 30.0
+DEADLINE = 30.0
 
 _ROOT = Path(__file__).parents[2]
 _STANDIN = _ROOT / "tests" / "nvidia" / "standin"
 
 
-def standin_environment(world: World) -> dict[str, str]:
-    """Return the environment in which the CUDA children import the stand-in for CuPy, and compute in ``world``."""
-    return {"PYTHONPATH": f"{_STANDIN}:{_ROOT}", "SCRUBBER_STANDIN_WORLD": str(world.root)}
+def standin_environment(machine: Machine) -> dict[str, str]:
+    """Return the environment in which the CUDA children import the stand-in for CuPy, and compute in ``machine``."""
+    return {"PYTHONPATH": f"{_STANDIN}:{_ROOT}", "SCRUBBER_STANDIN_WORLD": str(machine.root)}
 
 
 class NvidiaRig:
@@ -34,16 +34,16 @@ class NvidiaRig:
 
     error_signal = "xid"
 
-    def __init__(self, world: World, backend: DeviceBackend) -> None:
-        self.world = world
+    def __init__(self, machine: Machine, backend: DeviceBackend) -> None:
+        self.machine = machine
         self.backend = backend
 
     def gpu(self, device: Device) -> Gpu:
         """Return the GPU that ``device`` is or belongs to."""
-        return self.world.find(device.id)[0]
+        return self.machine.find(device.id)[0]
 
     def subject(self, device: Device) -> Subject:
-        return self.world.find(device.id)[1]
+        return self.machine.find(device.id)[1]
 
     # --- the contract's rig
 
@@ -55,7 +55,7 @@ class NvidiaRig:
 
     @contextmanager
     def hold(self, device: Device, *, used_bytes: int = MIB) -> Iterator[int]:
-        gpu, subject = self.world.find(device.id)
+        gpu, subject = self.machine.find(device.id)
         ids = map(str, subject.ids) if isinstance(subject, Instance) else ()
         where = [str(gpu.directory), str(gpu.node), str(subject.directory.relative_to(gpu.directory))]
         command = [sys.executable, str(holder.__file__), *where, str(used_bytes), *ids]
@@ -87,32 +87,32 @@ class NvidiaRig:
         return "compute_mode", "prohibited"
 
     def remove_driver(self) -> None:
-        self.world.remove_driver()
+        self.machine.remove_driver()
 
 
 @asynccontextmanager
-async def started(world: World, state: Path, *, question: float = 5.0) -> AsyncIterator[NvidiaRig]:
-    """Provide the backend over ``world``, once the event stream of every GPU is open."""
+async def started(machine: Machine, state: Path, *, question: float = 5.0) -> AsyncIterator[NvidiaRig]:
+    """Provide the backend over ``machine``, once the event stream of every GPU is open."""
     children = Children()
     async with nvidia_backend(
-        world.places,
+        machine.places,
         state,
         node="node-1",
         driver_call_timeout=question,
-        infrastructure=_nobody,
+        infrastructure=_no_infrastructure,
         children=children,
-        environment=standin_environment(world),
+        environment=standin_environment(machine),
     ) as backend:
         signals = backend.telemetry.signals()
-        unheard = {device.id for device in await backend.inventory.devices()}
-        async with asyncio.timeout(PATIENCE):
-            while unheard:
-                told = await anext(signals)
-                unheard.discard(told.device or "")
-        yield NvidiaRig(world, backend)
+        ready = {device.id for device in await backend.inventory.devices()}
+        async with asyncio.timeout(DEADLINE):
+            while ready:
+                first = await anext(signals)
+                ready.discard(first.device or "")
+        yield NvidiaRig(machine, backend)
     assert children.pids() == frozenset()
 
 
-async def _nobody(_: int) -> str | None:
+async def _no_infrastructure(_: int) -> str | None:
     """Treat no process as infrastructure."""
     return None

@@ -32,7 +32,7 @@ class Tenant:
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.said: dict[str, object] = {}
+        self.message: dict[str, object] = {}
 
     @property
     def pid(self) -> int:
@@ -40,8 +40,8 @@ class Tenant:
 
     def until_ready(self) -> Tenant:
         """Read its output until it holds the device; an end before that is an error."""
-        while "ready" not in self.said:
-            self.said.update(json.loads(self.line()))
+        while "ready" not in self.message:
+            self.message.update(json.loads(self.line()))
         return self
 
     def until_its_leader_is_dead(self) -> Tenant:

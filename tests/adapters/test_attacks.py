@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.cuda_program import Programs
-from tests.nvidia.world import World
+from tests.nvidia.machine import Machine
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World.create(tmp_path / "w", gpus=2, mebibytes=10) as made:
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with Machine.create(tmp_path / "w", gpus=2, mebibytes=10) as made:
         yield made
 
 
@@ -21,8 +21,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def programs(world: World, cache: Path) -> Iterator[Programs]:
-    made = Programs(world, cache)
+def programs(machine: Machine, cache: Path) -> Iterator[Programs]:
+    made = Programs(machine, cache)
     yield made
     made.end()
 
@@ -65,30 +65,32 @@ CLEAR = """
 
 
 def test_on_chip_secret_of_a_killed_process_is_found_until_the_scrub_kernels_ran(
-    world: World, programs: Programs
+    machine: Machine, programs: Programs
 ) -> None:
-    gpu = world.gpus[0]
+    gpu = machine.gpus[0]
     sms, shared = gpu.number("multiprocessors"), 64 * 1024
     tenant = programs.start(ATTACK, LEAVE, on=gpu)
-    assert tenant.told() == {"arrived": [sms, sms]}
+    assert tenant.next_message() == {"arrived": [sms, sms]}
     tenant.kill()
     everything = {"registers": sms * 256 * 240, "shared": sms * shared // 8}
-    assert programs.start(ATTACK, FIND, on=gpu).told() == everything
-    cleared = programs.start(ATTACK, CLEAR, on=gpu).told()
+    assert programs.start(ATTACK, FIND, on=gpu).next_message() == everything
+    cleared = programs.start(ATTACK, CLEAR, on=gpu).next_message()
     assert cleared["seen"] == 2**sms - 1
     assert cleared["residue"] >= sms * 3 * (shared // 8 + 240 * 256)
     assert cleared["failed"] == 0
-    assert programs.start(ATTACK, FIND, on=gpu).told() == {"registers": 0, "shared": 0}
+    assert programs.start(ATTACK, FIND, on=gpu).next_message() == {"registers": 0, "shared": 0}
 
 
-def test_attack_program_does_not_reach_a_dead_sm(world: World, programs: Programs) -> None:
-    gpu = world.gpus[0]
+def test_attack_program_does_not_reach_a_dead_sm(machine: Machine, programs: Programs) -> None:
+    gpu = machine.gpus[0]
     gpu.set("sm_dead", "2")
-    assert programs.start(ATTACK, CLEAR, on=gpu).told()["seen"] == 2 ** gpu.number("multiprocessors") - 1 - (1 << 2)
+    assert programs.start(ATTACK, CLEAR, on=gpu).next_message()["seen"] == 2 ** gpu.number("multiprocessors") - 1 - (
+        1 << 2
+    )
 
 
-def test_secret_in_memory_is_found_word_by_word(world: World, programs: Programs) -> None:
-    gpu = world.gpus[0]
+def test_secret_in_memory_is_found_word_by_word(machine: Machine, programs: Programs) -> None:
+    gpu = machine.gpus[0]
     program = programs.start(
         """
         memory, n = runtime.malloc(1 << 21), (1 << 21) // 8
@@ -99,4 +101,4 @@ def test_secret_in_memory_is_found_word_by_word(world: World, programs: Programs
         """,
         on=gpu,
     )
-    assert program.told() == {"found": 1}
+    assert program.next_message() == {"found": 1}

@@ -1,4 +1,4 @@
-"""The documentation of the audit trail: the program and commands that it shows work as described."""
+"""The documentation of the audit log: the program and commands that it shows work as described."""
 
 import json
 import re
@@ -12,27 +12,27 @@ import pytest
 from scrubber.adapters.ledger.chain import chain_events
 from scrubber.adapters.ledger.saved_heads import SavedHead
 from scrubber.adapters.ledger.verification import ChainVerdict
-from scrubber.cli.audit_file import ROW_KIND, TRAIL_KIND, row_data, trail_data
+from scrubber.cli.audit_file import ROW_KIND, TRAIL_KIND, audit_log_data, row_data
 from scrubber.cli.render.output import document
-from scrubber.ports.record import CHAIN_START, AuditHead, TrailPage
+from scrubber.ports.record import CHAIN_START, AuditHead, AuditLogPage
 from tests.ledger_samples import event
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 (CHECK,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 (TURN,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
-TOLD = [
+EVENTS = [
     event("service.started", at=1.5, device=None, devices=8),
     event("odd", at=1e-7, text="\u00e9\u4e2d\U0001f600\x1b\x7f", big=10**20, small=0.1, none=None, yes=True),
     event("handover.granted", at=1_795_000_000.25, tenant='"red\\'),
     event("scrub.finished", at=100.0, outcome="passed"),
 ]
-ROWS = chain_events(CHAIN_START, TOLD)
+ROWS = chain_events(CHAIN_START, EVENTS)
 HEAD = ROWS[-1].head
 
 
 def exported(start: AuditHead = CHAIN_START) -> list[str]:
-    documents = [document(trail_data(TrailPage(start, HEAD)), TRAIL_KIND)]
+    documents = [document(audit_log_data(AuditLogPage(start, HEAD)), TRAIL_KIND)]
     documents += [document(row_data(row), ROW_KIND) for row in ROWS[start.sequence :]]
     return [json.dumps(each, separators=(",", ":")) + "\n" for each in documents]
 
@@ -40,9 +40,9 @@ def exported(start: AuditHead = CHAIN_START) -> list[str]:
 def check(directory: Path, lines: Sequence[str], *heads: str) -> tuple[int, str]:
     """Run the page's own program on ``lines``; return exit code and output."""
     (directory / "check.py").write_text(CHECK)
-    (directory / "trail.jsonl").write_text("".join(lines))
+    (directory / "audit.jsonl").write_text("".join(lines))
     ended = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", "check.py", "trail.jsonl", *heads],
+        [sys.executable, "-I", "-W", "ignore", "check.py", "audit.jsonl", *heads],
         cwd=directory,
         capture_output=True,
         text=True,
@@ -59,8 +59,8 @@ def test_documented_program_reports_a_complete_export_as_intact(tmp_path: Path) 
 
 @pytest.mark.parametrize("start", [ROWS[1].head, HEAD])
 def test_documented_program_verifies_a_partial_export_from_its_first_row(tmp_path: Path, start: AuditHead) -> None:
-    said = f"intact: {len(ROWS) - start.sequence} rows, up to {HEAD}\n"
-    assert check(tmp_path, exported(start), str(start)) == (0, said)
+    expected = f"intact: {len(ROWS) - start.sequence} rows, up to {HEAD}\n"
+    assert check(tmp_path, exported(start), str(start)) == (0, expected)
     assert check(tmp_path, exported(start), str(ROWS[0].head)) == (1, "not in this export: rows 1\n")
 
 
@@ -69,7 +69,7 @@ def edited(lines: list[str]) -> Sequence[str]:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "message"),
     [
         (edited, "row 2 was changed"),
         (lambda lines: [*lines[:2], *lines[3:]], "row 3 was changed, or does not follow"),
@@ -79,18 +79,18 @@ def edited(lines: list[str]) -> Sequence[str]:
     ],
 )
 def test_documented_program_names_the_modification_of_an_export(
-    tmp_path: Path, edit: Callable[[list[str]], Sequence[str]], said: str
+    tmp_path: Path, edit: Callable[[list[str]], Sequence[str]], message: str
 ) -> None:
-    code, told = check(tmp_path, edit(exported()))
+    code, output = check(tmp_path, edit(exported()))
     assert code == 1
-    assert said in told
+    assert message in output
 
 
-@pytest.mark.parametrize(("head", "said"), [(f"2:{'0' * 64}", "row 2 is not the one"), (f"9:{'0' * 64}", "rows 9")])
-def test_documented_program_reports_a_saved_head_that_does_not_match(tmp_path: Path, head: str, said: str) -> None:
-    code, told = check(tmp_path, exported(), head)
+@pytest.mark.parametrize(("head", "message"), [(f"2:{'0' * 64}", "row 2 is not the one"), (f"9:{'0' * 64}", "rows 9")])
+def test_documented_program_reports_a_saved_head_that_does_not_match(tmp_path: Path, head: str, message: str) -> None:
+    code, output = check(tmp_path, exported(), head)
     assert code == 1
-    assert said in told
+    assert message in output
 
 
 def turned(*parts: str) -> str:

@@ -72,10 +72,10 @@ async def test_child_is_a_fresh_interpreter_with_its_own_session_and_environment
     children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_SECRET_OF_THE_SERVICE", "x")
-    told = await facts(children)
-    assert told["session"] == told["pid"] != os.getpid()
-    assert told["environment"] in (["LANG", "PATH", "PYTHONPATH"], ["LANG", "LC_CTYPE", "PATH", "PYTHONPATH"])
-    assert children.pids() == {told["pid"]}
+    message = await facts(children)
+    assert message["session"] == message["pid"] != os.getpid()
+    assert message["environment"] in (["LANG", "PATH", "PYTHONPATH"], ["LANG", "LC_CTYPE", "PATH", "PYTHONPATH"])
+    assert children.pids() == {message["pid"]}
 
 
 async def test_child_runs_with_the_requested_nice_value(children: Children) -> None:
@@ -101,7 +101,7 @@ async def test_child_not_started_for_lack_of_descriptors_reports_the_shortage(ch
         else:
             assert await child.kill()
     assert 0 < len(refusals) < 12
-    assert all("The node is short of something" in refusal for refusal in refusals)
+    assert all("The node is short of a resource" in refusal for refusal in refusals)
     assert children.pids() == frozenset()
 
 
@@ -135,16 +135,16 @@ async def test_child_death_during_a_request_is_reported_at_once(children: Childr
 
 async def test_killing_a_child_fails_its_pending_request_with_child_died(children: Children, fifo: Path) -> None:
     child = await children.start(MODULE)
-    asking = asyncio.create_task(child.call({"do": "hang", "fifo": str(fifo)}, LONG))
+    request = asyncio.create_task(child.call({"do": "hang", "fifo": str(fifo)}, LONG))
     await it_hangs(fifo)
     await child.kill()
     with pytest.raises(ChildDied):
-        await asking
+        await request
 
 
 async def test_child_that_writes_garbage_is_treated_as_dead(children: Children) -> None:
     child = await children.start(MODULE, "babble")
-    with pytest.raises(ChildDied, match="makes no sense"):
+    with pytest.raises(ChildDied, match="sent a malformed message"):
         await child.call({"do": "tell"}, LONG)
     assert await child.kill()
 
@@ -215,11 +215,11 @@ async def test_answer_already_received_is_in_time_however_long_the_event_loop_st
     child = await overheard.start(MODULE)
     for echo in range(3):
         stop(child.pid)
-        asking = asyncio.create_task(child.call({"do": "tell", "echo": echo}, 0.02))
+        request = asyncio.create_task(child.call({"do": "tell", "echo": echo}, 0.02))
         await turns(1)
         os.kill(child.pid, signal.SIGCONT)
         stand_still(time.monotonic() + 0.05, overheard.link.fileno())
-        answer = (await asking)["ok"]
+        answer = (await request)["ok"]
         assert isinstance(answer, dict)
         assert answer["echo"] == echo
 
@@ -229,11 +229,11 @@ async def test_event_loop_stall_marks_no_child_hung_and_no_device_stuck(overhear
     before = await pool.request("GPU-0", {"do": "tell"})
     [child] = overheard.pids()
     stop(child)
-    asking = asyncio.create_task(pool.request("GPU-0", {"do": "tell", "echo": 1}, deadline=0.02))
+    request = asyncio.create_task(pool.request("GPU-0", {"do": "tell", "echo": 1}, deadline=0.02))
     await turns(3)
     os.kill(child, signal.SIGCONT)
     stand_still(time.monotonic() + 0.05, overheard.link.fileno())
-    answer = await asking
+    answer = await request
     assert (answer["echo"], answer["pid"]) == (1, before["pid"])
     assert pool.stuck_devices == frozenset()
     await pool.close()
@@ -241,11 +241,11 @@ async def test_event_loop_stall_marks_no_child_hung_and_no_device_stuck(overhear
 
 async def test_hung_child_is_detected_despite_an_event_loop_stall(overheard: Overheard) -> None:
     child = await overheard.start(MODULE)
-    asking = asyncio.create_task(child.call({"do": "hang"}, 0.02))
+    request = asyncio.create_task(child.call({"do": "hang"}, 0.02))
     await turns(1)
     stand_still(time.monotonic() + 0.05)
     with pytest.raises(TimeoutError):
-        await asking
+        await request
     assert await child.kill()
 
 
@@ -308,9 +308,9 @@ def test_end_of_file_ends_a_child_while_its_parent_lives() -> None:
 
 def test_child_whose_parent_is_already_gone_ends() -> None:
     ours, theirs = socket.socketpair()
-    stranger = str(os.getppid())
+    other_parent = str(os.getppid())
     with subprocess.Popen(
-        [sys.executable, "-m", MODULE, str(theirs.fileno()), stranger, "0"], pass_fds=(theirs.fileno(),)
+        [sys.executable, "-m", MODULE, str(theirs.fileno()), other_parent, "0"], pass_fds=(theirs.fileno(),)
     ) as child:
         theirs.close()
         assert child.wait(20) == 0
@@ -374,7 +374,7 @@ async def test_stuck_device_costs_at_most_one_unkillable_child() -> None:
     with pytest.raises(DriverTimeout, match="did not answer"):
         await pool.request("sick", {"do": "hang"}, deadline=0.05)
     for _ in range(10):
-        with pytest.raises(DriverTimeout, match="cannot be ended"):
+        with pytest.raises(DriverTimeout, match="cannot be killed"):
             await pool.request("sick", {"do": "tell"}, deadline=0.2)
     well = await pool.request("well", {"do": "tell"})
     (undying,) = deaf.abandoned
@@ -445,14 +445,14 @@ async def test_child_that_dies_is_replaced_and_its_request_retried_once(pool: Re
 
 
 async def test_request_that_kills_two_children_is_unreadable_and_is_not_retried(pool: RequestPool) -> None:
-    with pytest.raises(Unreadable, match="Two children"):
+    with pytest.raises(Unreadable, match="Two child processes"):
         await pool.request("GPU-0", {"do": "die"})
     assert (await pool.request("GPU-0", {"do": "tell", "echo": 1}))["echo"] == 1
 
 
 async def test_request_too_large_to_send_does_not_cost_the_child(pool: RequestPool) -> None:
     before = await pool.request("GPU-0", {"do": "tell"})
-    with pytest.raises(Unreadable, match="cannot be asked"):
+    with pytest.raises(Unreadable, match="cannot be sent"):
         await pool.request("GPU-0", {"do": "tell", "echo": "x" * MAX_BODY_SIZE})
     assert (await pool.request("GPU-0", {"do": "tell"}))["pid"] == before["pid"]
 
@@ -478,10 +478,10 @@ async def test_every_fault_code_of_a_child_maps_to_a_scrubber_error(
 async def test_closing_the_pool_ends_every_child_and_every_wait(children: Children, fifo: Path) -> None:
     pool = RequestPool(children, MODULE, deadline=LONG)
     hang: Message = {"do": "hang", "fifo": str(fifo)}
-    asking = [asyncio.create_task(pool.request(f"GPU-{each}", hang)) for each in range(3)]
+    request = [asyncio.create_task(pool.request(f"GPU-{each}", hang)) for each in range(3)]
     await it_hangs(fifo)
     await pool.close()
-    for each in asking:
+    for each in request:
         with pytest.raises(Unavailable):
             await each
     with pytest.raises(Unavailable):

@@ -8,7 +8,7 @@ from scrubber.domain.errors import Unreadable
 
 
 class Clock:
-    """A clock that advances only when told to."""
+    """A clock that advances only when the test advances it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -68,7 +68,7 @@ def test_diagnostic_report_is_parsed_with_its_rates() -> None:
 )
 def test_malformed_diagnostic_report_is_unreadable_and_never_healthy(broken: dict[str, object]) -> None:
     rows = [{**row("memory-pattern"), **broken}, *(row(name) for name in CHECK_NAMES[1:])]
-    with pytest.raises(Unreadable, match="makes no sense"):
+    with pytest.raises(Unreadable, match="is invalid"):
         parse_checks({"checks": rows})
 
 

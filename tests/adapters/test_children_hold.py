@@ -92,7 +92,7 @@ async def test_request_in_progress_completes_before_suspension_and_queued_ones_a
         for refused in queue[1:3]:
             with pytest.raises(Unavailable, match="held"):
                 await refused
-        assert [(await answered)["echo"] for answered in (queue[0], queue[3])] == ["other", "other"]
+        assert [(await request)["echo"] for request in (queue[0], queue[3])] == ["other", "other"]
 
 
 async def test_stuck_device_can_be_suspended_because_its_hung_child_was_killed(
@@ -136,7 +136,7 @@ async def test_device_is_not_suspended_while_a_child_that_queried_the_device_can
     await deaf_pool.request("well", {"do": "tell"})
     with pytest.raises(DriverTimeout):
         await deaf_pool.request("sick", {"do": "hang"}, deadline=0.05)
-    with pytest.raises(DriverTimeout, match=rf"{held}.*cannot be ended"):
+    with pytest.raises(DriverTimeout, match=rf"{held}.*cannot be killed"):
         async with deaf_pool.suspend([held]):
             raise AssertionError("it was held")
     # The child of the last request exits at end of file, and may take longer than the limit.
@@ -168,7 +168,7 @@ async def test_lingering_child_with_a_closed_socket_blocks_suspension_of_its_dev
     fresh = await deaf_pool.request("held", {"do": "leave-once", "marker": str(tmp_path / "left")})
     assert await _undying(deaf_pool, "held") == lingering
     assert (await deaf_pool.request("held", {"do": "tell"}))["pid"] == fresh["pid"], (
-        "nobody pays for what cannot be ended"
+        "a child that cannot be killed must not delay other devices"
     )
     await _end_by_hand(lingering, deaf_pool, "held")
 
@@ -200,7 +200,7 @@ async def _undying(pool: RequestPool, device: str) -> int:
     """Return the process that keeps preventing ``device`` from being suspended."""
     named = set[int]()
     for _ in range(2):
-        with pytest.raises(DriverTimeout, match="cannot be ended") as refusal:
+        with pytest.raises(DriverTimeout, match="cannot be killed") as refusal:
             async with pool.suspend([device]):
                 raise AssertionError("it was held")
         named |= {int(each) for each in re.findall(r"process (\d+)", str(refusal.value))}

@@ -59,13 +59,13 @@ async def ended(pid: int) -> None:
     os.close(pidfd)
 
 
-async def told(zygote: Zygote, **variables: str) -> Message:
+async def fork_and_report(zygote: Zygote, **variables: str) -> Message:
     child = await zygote.fork(PROGRAM, environment=variables)
     return parse_answer(await child.call({"do": "tell", "variables": " ".join(variables)}, LONG))
 
 
 async def test_zygote_loads_the_library_once_and_each_fork_is_fresh(zygote: Zygote, tmp_path: Path) -> None:
-    first, second = await told(zygote), await told(zygote)
+    first, second = await fork_and_report(zygote), await fork_and_report(zygote)
     assert (tmp_path / "imports").read_text(encoding="ascii") == "x"
     assert first["pid"] != second["pid"]
     assert first["parent"] == second["parent"] == zygote.pid
@@ -75,13 +75,13 @@ async def test_zygote_loads_the_library_once_and_each_fork_is_fresh(zygote: Zygo
 
 
 async def test_forked_child_has_its_own_environment_and_only_its_own_socket(zygote: Zygote) -> None:
-    first = await told(zygote, CUDA_VISIBLE_DEVICES="GPU-1")
-    second = await told(zygote, CUDA_VISIBLE_DEVICES="GPU-2")
+    first = await fork_and_report(zygote, CUDA_VISIBLE_DEVICES="GPU-1")
+    second = await fork_and_report(zygote, CUDA_VISIBLE_DEVICES="GPU-2")
     assert (first["variables"], second["variables"]) == (
         {"CUDA_VISIBLE_DEVICES": "GPU-1"},
         {"CUDA_VISIBLE_DEVICES": "GPU-2"},
     )
-    assert "CUDA_VISIBLE_DEVICES" not in (await told(zygote))["environment"]  # type: ignore[operator]
+    assert "CUDA_VISIBLE_DEVICES" not in (await fork_and_report(zygote))["environment"]  # type: ignore[operator]
     assert "HOME" not in first["environment"]  # type: ignore[operator]
     assert first["descriptors"] == second["descriptors"] == 5  # standard streams, socket, directory listing
 
@@ -105,7 +105,7 @@ async def test_forked_child_that_exits_is_noticed_and_leaves_no_zombie(zygote: Z
         await child.call({"do": "die"}, LONG)
     assert await child.wait(LONG)
     assert await child.kill()
-    await told(zygote)  # it has handled a request since, so it has reaped the dead child
+    await fork_and_report(zygote)  # it has handled a request since, so it has reaped the dead child
     assert not Path(f"/proc/{child.pid}").exists()
 
 
@@ -137,7 +137,7 @@ async def test_killed_zygote_takes_its_forks_with_it_and_the_next_fork_starts_a_
         await child.receive()
     assert await child.wait(LONG)
     assert await child.kill()
-    assert (await told(zygote))["parent"] == zygote.pid != first
+    assert (await fork_and_report(zygote))["parent"] == zygote.pid != first
 
 
 async def test_stopped_zygote_fails_its_callers_and_the_next_fork_starts_a_new_zygote(
@@ -147,16 +147,16 @@ async def test_stopped_zygote_fails_its_callers_and_the_next_fork_starts_a_new_z
     first = zygote.pid
     assert first is not None
     os.kill(first, signal.SIGSTOP)
-    patience, children.start_timeout = children.start_timeout, 0.2
+    start_timeout, children.start_timeout = children.start_timeout, 0.2
     with pytest.raises(ChildNotStarted, match="did not answer"):
         await zygote.fork(PROGRAM)
-    children.start_timeout = patience
-    assert (await told(zygote))["parent"] == zygote.pid != first
+    children.start_timeout = start_timeout
+    assert (await fork_and_report(zygote))["parent"] == zygote.pid != first
     await ended(first)
 
 
 async def test_concurrent_forks_all_succeed(zygote: Zygote) -> None:
-    answers = await asyncio.gather(*(told(zygote, NAME=str(each)) for each in range(8)))
+    answers = await asyncio.gather(*(fork_and_report(zygote, NAME=str(each)) for each in range(8)))
     assert [answer["variables"] for answer in answers] == [{"NAME": str(each)} for each in range(8)]
     assert len({answer["pid"] for answer in answers}) == 8
 
@@ -221,7 +221,7 @@ async def test_answer_of_a_child_that_ends_at_once_is_received(
 async def test_program_unknown_to_the_zygote_is_refused(zygote: Zygote) -> None:
     with pytest.raises(Unavailable, match="no_such_program"):
         await zygote.fork("no_such_program")
-    assert (await told(zygote))["parent"] == zygote.pid
+    assert (await fork_and_report(zygote))["parent"] == zygote.pid
 
 
 async def test_fork_refused_for_lack_of_descriptors_reports_the_shortage(zygote: Zygote, children: Children) -> None:
@@ -236,7 +236,7 @@ async def test_fork_refused_for_lack_of_descriptors_reports_the_shortage(zygote:
         else:
             assert await child.kill()
     assert 0 < refusals < 8
-    assert (await told(zygote))["parent"] == zygote.pid
+    assert (await fork_and_report(zygote))["parent"] == zygote.pid
     assert len(children.pids()) == 2
 
 
@@ -268,4 +268,4 @@ def test_zygote_and_forked_children_do_not_outlive_a_killed_service(tmp_path: Pa
 
 async def test_real_cupy_can_be_forked_from(children: Children) -> None:
     zygote = Zygote(children, ZYGOTE, programs=[PROGRAM], environment={"OPENBLAS_NUM_THREADS": "1"})
-    assert (await told(zygote))["threads"] == 1
+    assert (await fork_and_report(zygote))["threads"] == 1

@@ -16,7 +16,7 @@ from scrubber.domain.device import Device, NodeIdentity, find_device
 from scrubber.domain.errors import InvalidRequest, Unavailable, Unreadable
 from scrubber.domain.telemetry import Signal, Snapshot
 from scrubber.ports.device import DeviceBackend
-from tests.adapters.backend_contract import BackendContract, request, unheard
+from tests.adapters.backend_contract import BackendContract, ignore_progress, request
 from tests.adapters.sim_rig import Sim, make
 
 FIRST, SECOND = "first", "second"
@@ -128,7 +128,7 @@ async def well(rig: Both, device: Device) -> None:
     ports = rig.backend
     assert (await ports.telemetry.snapshot(device)).device == device.id
     assert not await ports.holders.is_held(device)
-    assert (await ports.eraser.erase(device, request(), unheard)).failed_bytes == 0
+    assert (await ports.eraser.erase(device, request(), ignore_progress)).failed_bytes == 0
     await ports.resetter.reset(device, 10.0)
 
 
@@ -160,7 +160,7 @@ async def test_defect_in_one_backend_affects_only_its_own_devices(tmp_path: Path
     async with both(tmp_path, telemetry=Defective()) as rig:
         first, second = await rig.two()
         signals = rig.backend.telemetry.signals()
-        with pytest.raises(Unreadable, match=r"backend first is broken: RuntimeError\('a defect'\)"):
+        with pytest.raises(Unreadable, match=r"backend first raised an unexpected error: RuntimeError\('a defect'\)"):
             await rig.backend.telemetry.snapshot(first)
         rig.raise_error(second, 95)
         async with asyncio.timeout(20):

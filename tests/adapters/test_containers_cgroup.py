@@ -18,7 +18,7 @@ from tests.pods import (
     CGROUP2,
     CGROUP_WAYS,
     CHILD_ON_REQUEST,
-    PATIENCE,
+    DEADLINE,
     CgroupGround,
     Node,
     Started,
@@ -32,7 +32,7 @@ from tests.pods import (
 __test__ = bool(CGROUP_WAYS)  # tests.pods reports what cannot be tested on this machine
 
 RUNNER = """
-# Never more than one process, and never the same for long: every child's parent is gone when anybody looks.
+# Never more than one process, and never the same for long: every child's parent is gone by the time it is read.
 until = time.monotonic() + 60
 print("ready", flush=True)
 while time.monotonic() < until:
@@ -41,7 +41,7 @@ while time.monotonic() < until:
 """
 
 HOPPER = """
-# Between two cgroups without end: whoever looks into one after the other may find it in neither.
+# Between two cgroups without end: a reader of one after the other may find it in neither.
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 places = [open(f"{each}/cgroup.procs", "w") for each in sys.argv[1:]]
 until = time.monotonic() + 60
@@ -102,7 +102,7 @@ async def test_process_in_a_nested_cgroup_counts_for_its_container(node: Node) -
     inner = await node.start(pod, "main/inner/most")
     [process] = await containers.processes(pod)
     assert (process.pid, process.container) == (inner.pid, "main")
-    assert await containers.terminate(pod, [process], PATIENCE) == ()
+    assert await containers.terminate(pod, [process], DEADLINE) == ()
     await inner.ended()
 
 
@@ -113,7 +113,7 @@ async def test_leftover_moved_to_another_pods_cgroup_is_not_killed_and_is_report
     leftovers = await containers.processes(pod)
     for cgroup in ground(node).cgroups(other, "main"):
         (cgroup / "cgroup.procs").write_text(str(moved.pid))
-    assert await containers.terminate(pod, leftovers, PATIENCE) == leftovers
+    assert await containers.terminate(pod, leftovers, DEADLINE) == leftovers
     assert moved.runs
 
 
@@ -126,7 +126,7 @@ async def test_process_in_a_new_cgroup_beside_its_container_still_belongs_to_its
         found = await containers.processes(pod)
         assert [(process.pid, process.container) for process in found] == [(moved.pid, container)]
         assert await containers.pod_uid_of(moved.pid) == pod.uid
-    assert await containers.terminate(pod, await containers.processes(pod), PATIENCE) == ()
+    assert await containers.terminate(pod, await containers.processes(pod), DEADLINE) == ()
     await moved.ended()
 
 
@@ -140,7 +140,7 @@ async def test_process_that_moves_between_nested_cgroups_is_never_missed(node: N
     for _ in range(300):
         assert restless.pid in {process.pid for process in await containers.processes(pod)}
     leftovers = [process for process in await containers.processes(pod) if process.container == "main"]
-    assert await containers.terminate(pod, leftovers, PATIENCE) == ()
+    assert await containers.terminate(pod, leftovers, DEADLINE) == ()
     await restless.ended()
 
 
@@ -153,7 +153,7 @@ async def test_process_hidden_among_thousands_of_cgroups_is_found_and_killed(nod
         move(hiding, container / "1049")
     found = await containers.processes(pod)
     assert [(process.pid, process.container) for process in found] == [(hiding.pid, "main")]
-    assert await containers.terminate(pod, found, PATIENCE) == ()
+    assert await containers.terminate(pod, found, DEADLINE) == ()
     await hiding.ended()
 
 
@@ -165,7 +165,7 @@ async def test_leftover_that_froze_itself_is_killed(node: Node) -> None:
         for name, state in (("cgroup.freeze", "1"), ("freezer.state", "FROZEN")):
             if (cgroup / name).exists():
                 (cgroup / name).write_text(state)
-    assert await containers.terminate(pod, leftovers, PATIENCE) == ()
+    assert await containers.terminate(pod, leftovers, DEADLINE) == ()
     assert await frozen.ended() == -9
 
 
@@ -186,8 +186,8 @@ async def test_leftover_that_forks_and_exits_endlessly_is_killed(node: Node) -> 
     leftovers: list[Process] = []
     for _ in range(300):
         leftovers = [process for process in await containers.processes(pod) if process.container == "main"]
-        assert leftovers, "nobody was seen in a container where somebody always is"
-    assert await containers.terminate(pod, leftovers, PATIENCE) == ()
+        assert leftovers, "no process was found in a container that always has one"
+    assert await containers.terminate(pod, leftovers, DEADLINE) == ()
     assert [process.container for process in await containers.processes(pod)] == ["sandbox"]
 
 
@@ -196,9 +196,9 @@ async def test_container_joined_by_an_unproved_process_is_not_killed_whole(node:
     assert isinstance(containers, CgroupContainers)
     await node.start(pod, "main")
     [leftover] = await containers.processes(pod)
-    stranger = await node.start(pod, "main", CHILD_ON_REQUEST)
+    unauthorized = await node.start(pod, "main", CHILD_ON_REQUEST)
     assert not containers.kill_container(pod, "main", LeftoverProof([leftover], None, lambda _: None))
-    assert await lives(stranger)
+    assert await lives(unauthorized)
 
 
 async def test_forged_pod_name_inside_a_container_does_not_change_a_processes_pod(node: Node) -> None:
@@ -233,7 +233,7 @@ async def test_process_that_the_service_may_not_inspect_is_not_treated_as_gone(n
     await node.start(pod, "main")
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "mountinfo").write_bytes(Path("/proc/self/mountinfo").read_bytes())
-    with pytest.raises(Unreadable, match="cannot be found"):
+    with pytest.raises(Unreadable, match="contains processes that are not in"):
         await CgroupContainers(ground(node).root, proc=tmp_path).processes(pod)
 
 
@@ -266,7 +266,7 @@ async def test_leftovers_that_do_not_die_are_returned_at_the_deadline() -> None:
         assert await containers.processes(pod) == leftovers
         (freezer / "freezer.state").write_text("THAWED")
         assert await stuck.ended() == -9
-        assert await containers.terminate(pod, leftovers, PATIENCE) == ()
+        assert await containers.terminate(pod, leftovers, DEADLINE) == ()
 
 
 @only_with(CGROUP1)
@@ -276,7 +276,7 @@ async def test_frozen_cgroup_is_thawed_after_its_processes_were_killed() -> None
     async with node_of(made) as node:
         pod, containers = new_pod(), made.containers()
         main = await node.start(pod, "main")
-        assert await containers.terminate(pod, await containers.processes(pod), PATIENCE) == ()
+        assert await containers.terminate(pod, await containers.processes(pod), DEADLINE) == ()
         await main.ended()
         assert (made.roots[1] / "kubepods" / f"pod{pod.uid}" / "main" / "freezer.state").read_text() == "THAWED\n"
 
@@ -310,7 +310,7 @@ async def test_processes_of_a_threaded_container_are_found_and_killed() -> None:
             (container / "cgroup.procs").read_text()
         leftovers = await containers.processes(pod)
         assert [process.pid for process in leftovers] == [main.pid]
-        assert await containers.terminate(pod, leftovers, PATIENCE) == ()
+        assert await containers.terminate(pod, leftovers, DEADLINE) == ()
         await main.ended()
         assert await containers.processes(pod) == ()
 
@@ -333,7 +333,7 @@ async def test_containers_beside_their_pod_cgroup_are_found() -> None:
             assert [(process.pid, process.container) for process in found] == [(main.pid, stray)]
             assert await containers.pod_uid_of(main.pid) == pod.uid
             assert await containers.processes(other) == ()
-        assert await containers.terminate(pod, await containers.processes(pod), PATIENCE) == ()
+        assert await containers.terminate(pod, await containers.processes(pod), DEADLINE) == ()
         await main.ended()
         assert await containers.processes(pod) == ()
 
@@ -349,7 +349,7 @@ async def test_pod_that_runs_through_a_cgroup_driver_change_is_still_found() -> 
         slices.mkdir(parents=True)
         main = await node.start(pod, "main")
         assert [process.pid for process in await containers.processes(pod)] == [main.pid]
-        assert await containers.terminate(pod, await containers.processes(pod), PATIENCE) == ()
+        assert await containers.terminate(pod, await containers.processes(pod), DEADLINE) == ()
         await main.ended()
 
 
@@ -367,7 +367,7 @@ async def test_pod_in_one_of_two_mounted_hierarchies_is_not_reported_empty(runti
         [process] = await containers.processes(pod)
         assert (process.pid, process.container) == (main.pid, "main")
         assert await containers.pod_uid_of(main.pid) == pod.uid
-        assert await containers.terminate(pod, [process], PATIENCE) == ()
+        assert await containers.terminate(pod, [process], DEADLINE) == ()
         await main.ended()
 
 
@@ -383,7 +383,7 @@ async def test_process_in_two_pods_by_two_hierarchies_counts_for_both_and_is_not
             leftovers = await containers.processes(each)
             assert [process.pid for process in leftovers] == [astride.pid], "neither pod is over"
             assert await containers.terminate(each, leftovers, 0.1) == leftovers
-        assert await containers.pod_uid_of(astride.pid) is None, "and it is nobody's for certain"
+        assert await containers.pod_uid_of(astride.pid) is None, "its pod is ambiguous"
         assert await lives(astride)
 
 
@@ -406,6 +406,6 @@ async def test_cgroup_reads_leave_no_descriptor_open(node: Node) -> None:
     leftovers = await containers.processes(pod)
     before = len(os.listdir("/proc/self/fd"))
     with contextlib.suppress(Unreadable):
-        await containers.terminate(pod, leftovers, PATIENCE)
+        await containers.terminate(pod, leftovers, DEADLINE)
     await main.ended()
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -14,7 +14,7 @@ from scrubber.adapters.cgroups.procfs import ProcFs
 from scrubber.adapters.cgroups.terminate import kill_if_in_pod
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import Unreadable
-from tests.pods import CHILD_ON_REQUEST, PATIENCE, WAYS, Node, ground_of, lives, new_pod, node_of
+from tests.pods import CHILD_ON_REQUEST, DEADLINE, WAYS, Node, ground_of, lives, new_pod, node_of
 
 DEAD_LEADER = """
 def stay():
@@ -75,10 +75,10 @@ async def test_processes_of_a_pod_are_those_of_all_its_containers_and_its_sandbo
     pod, other, containers = new_pod(), new_pod("other"), node.ground.containers()
     sandbox = await node.start(pod, "sandbox")
     main = await node.start(pod, "main")
-    stranger = await node.start(other, "main")
+    other_process = await node.start(other, "main")
     found = await containers.processes(pod)
     assert {(process.pid, process.container) for process in found} == {(sandbox.pid, "sandbox"), (main.pid, "main")}
-    assert [process.pid for process in await containers.processes(other)] == [stranger.pid]
+    assert [process.pid for process in await containers.processes(other)] == [other_process.pid]
 
 
 async def test_missing_pod_has_no_processes(node: Node) -> None:
@@ -117,7 +117,7 @@ async def test_process_with_a_dead_leader_thread_is_found_and_can_be_killed(node
     found = await containers.processes(pod)
     assert [process.pid for process in found] == [leaderless.pid]
     assert await containers.pod_uid_of(leaderless.pid) == pod.uid
-    assert await containers.terminate(pod, found, PATIENCE) == ()
+    assert await containers.terminate(pod, found, DEADLINE) == ()
     await leaderless.ended()
     assert await containers.processes(pod) == ()
 
@@ -137,7 +137,7 @@ async def test_leftovers_are_killed_and_the_sandbox_is_not(node: Node) -> None:
     sandbox = await node.start(pod, "sandbox")
     main = await node.start(pod, "main", FAMILY)
     leftovers = [process for process in await containers.processes(pod) if process.container == "main"]
-    assert await containers.terminate(pod, leftovers, PATIENCE) == ()
+    assert await containers.terminate(pod, leftovers, DEADLINE) == ()
     assert await main.ended() == -9
     assert [process.pid for process in await containers.processes(pod)] == [sandbox.pid]
     assert sandbox.runs
@@ -148,7 +148,7 @@ async def test_leftover_is_killed_alone_when_other_processes_of_its_container_ar
     rightful = await node.start(pod, "main", CHILD_ON_REQUEST)
     leftover = await node.start(pod, "main")
     [proved] = [process for process in await containers.processes(pod) if process.pid == leftover.pid]
-    assert await containers.terminate(pod, [proved], PATIENCE) == ()
+    assert await containers.terminate(pod, [proved], DEADLINE) == ()
     await leftover.ended()
     assert [process.pid for process in await containers.processes(pod)] == [rightful.pid]
     assert await lives(rightful)
@@ -160,7 +160,7 @@ async def test_processes_forked_by_a_leftover_meanwhile_are_killed_with_it(node:
     leftover = await node.start(pod, "main", CHILD_ON_REQUEST)
     [proved] = [process for process in await containers.processes(pod) if process.pid == leftover.pid]
     assert await lives(leftover), "it forked when it was asked"
-    assert await containers.terminate(pod, [proved], PATIENCE) == ()
+    assert await containers.terminate(pod, [proved], DEADLINE) == ()
     await leftover.ended()
     assert [process.pid for process in await containers.processes(pod)] == [rightful.pid]
 
@@ -170,37 +170,37 @@ async def test_later_process_with_the_same_pid_is_not_signalled(node: Node) -> N
     innocent = await node.start(pod, "main", CHILD_ON_REQUEST)
     [process] = await containers.processes(pod)
     earlier = replace(process, started=process.started - 1)
-    assert await containers.terminate(pod, [earlier], PATIENCE) == ()
+    assert await containers.terminate(pod, [earlier], DEADLINE) == ()
     assert await lives(innocent)
 
 
 async def test_process_of_another_pod_is_not_signalled_even_when_named(node: Node) -> None:
     pod, other, containers = new_pod(), new_pod("other"), node.ground.containers()
     leftover = await node.start(pod, "main")
-    stranger = await node.start(other, "main", CHILD_ON_REQUEST)
+    other_process = await node.start(other, "main", CHILD_ON_REQUEST)
     [named_wrongly] = await containers.processes(other)
     named = [*await containers.processes(pod), named_wrongly]
-    assert await containers.terminate(pod, named, PATIENCE) == (named_wrongly,)
+    assert await containers.terminate(pod, named, DEADLINE) == (named_wrongly,)
     await leftover.ended()
-    assert await lives(stranger)
+    assert await lives(other_process)
 
 
 async def test_kill_verifies_start_time_and_pod_immediately_before_the_signal(node: Node) -> None:
     pod, other, containers = new_pod(), new_pod("other"), node.ground.containers()
     successor = await node.start(pod, "main", CHILD_ON_REQUEST)
-    stranger = await node.start(other, "main", CHILD_ON_REQUEST)
+    other_process = await node.start(other, "main", CHILD_ON_REQUEST)
     [process], [outside] = await containers.processes(pod), await containers.processes(other)
     kill_if_in_pod(containers, ProcFs(), pod, replace(process, started=process.started - 1))
     kill_if_in_pod(containers, ProcFs(), pod, outside)
     assert await lives(successor)
-    assert await lives(stranger)
+    assert await lives(other_process)
 
 
 async def test_leftovers_that_multiply_faster_than_one_pass_are_all_killed(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     root = await node.start(pod, "main", TREE)
     leftovers = await containers.processes(pod)
-    assert await containers.terminate(pod, leftovers, PATIENCE) == ()
+    assert await containers.terminate(pod, leftovers, DEADLINE) == ()
     await root.ended()
     assert await containers.processes(pod) == ()
 
@@ -221,6 +221,6 @@ async def test_two_callers_may_kill_the_same_leftovers_concurrently(node: Node) 
     pod, containers = new_pod(), node.ground.containers()
     main = await node.start(pod, "main", FAMILY)
     leftovers = await containers.processes(pod)
-    both = await asyncio.gather(*(containers.terminate(pod, leftovers, PATIENCE) for _ in range(2)))
+    both = await asyncio.gather(*(containers.terminate(pod, leftovers, DEADLINE) for _ in range(2)))
     assert both == [(), ()]
     await main.ended()

@@ -11,7 +11,7 @@ import pytest
 from scrubber.adapters.cgroups import CgroupContainers
 from scrubber.adapters.kubelet.pod_logs import count_container_starts
 from scrubber.domain.assignment import Pod
-from tests.pods import CGROUP_WAYS, PATIENCE, CgroupGround, ground_of, new_pod
+from tests.pods import CGROUP_WAYS, DEADLINE, CgroupGround, ground_of, new_pod
 
 
 @pytest.fixture(params=CGROUP_WAYS)
@@ -43,7 +43,7 @@ async def test_first_container_creation_is_reported_whatever_is_created_and_remo
             cgroup.mkdir()
     for cgroup in ground.cgroups(pod, "main"):
         cgroup.rmdir()
-    assert await asyncio.wait_for(first, PATIENCE) == "main"
+    assert await asyncio.wait_for(first, DEADLINE) == "main"
     containers.close()
 
 
@@ -58,11 +58,11 @@ async def test_containers_of_another_pod_and_nested_cgroups_are_not_reported(
     assert others is not None
     for cgroup in (*ground.cgroups(pod, "sandbox/inner"), *ground.cgroups(other, "theirs")):
         cgroup.mkdir()
-    assert await asyncio.wait_for(others, PATIENCE) == "theirs"
+    assert await asyncio.wait_for(others, DEADLINE) == "theirs"
     assert not first.done()
     for cgroup in ground.cgroups(pod, "main"):
         cgroup.mkdir()
-    assert await asyncio.wait_for(first, PATIENCE) == "main"
+    assert await asyncio.wait_for(first, DEADLINE) == "main"
     containers.close()
 
 
@@ -77,7 +77,7 @@ async def test_all_waiters_for_one_pod_are_notified_and_cancelling_one_stops_no_
     await asyncio.wait({waiting[0]})
     for cgroup in ground.cgroups(pod, "main"):
         cgroup.mkdir()
-    assert [await asyncio.wait_for(each, PATIENCE) for each in waiting[1:] if each is not None] == ["main", "main"]
+    assert [await asyncio.wait_for(each, DEADLINE) for each in waiting[1:] if each is not None] == ["main", "main"]
     containers.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from scrubber.adapters.cgroups.systemd_unit import parse_systemd_unit
 from tests.hostile_names import FORM_FEED_AND_OTHERS
-from tests.pods import CGROUP_WAYS, PATIENCE, CgroupGround, Node, ground_of, new_pod, node_of, only_with
+from tests.pods import CGROUP_WAYS, DEADLINE, CgroupGround, Node, ground_of, new_pod, node_of, only_with
 
 __test__ = bool(CGROUP_WAYS)  # tests.pods reports what cannot be tested on this machine
 
@@ -79,7 +79,7 @@ def test_no_volume_sub_path_of_a_pod_prevents_the_service_from_starting(tmp_path
     try:
         command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", START_A_SERVICE]
         command += [str(tmp_path), str(made.root), *(name.hex() for name in names)]
-        found = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE)
+        found = subprocess.run(command, capture_output=True, check=False, timeout=DEADLINE)
         assert (found.stdout, found.returncode) == (b"started\n", 0), found.stderr.decode(errors="replace")
     finally:
         made.clear()

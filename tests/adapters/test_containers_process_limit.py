@@ -27,8 +27,8 @@ from tests.pods import (
     CGROUP2,
     CGROUP_WAYS,
     CHILD_ON_REQUEST,
+    DEADLINE,
     IDLE,
-    PATIENCE,
     WAYS,
     CgroupGround,
     CgroupsWithoutKill,
@@ -111,9 +111,9 @@ class HeldUp:
         (directory / str(pid) / "cgroup").symlink_to(f"/proc/{pid}/cgroup")
         os.mkfifo(directory / str(pid) / "stat")
 
-    async def somebody_waits(self) -> None:
+    async def until_a_reader_waits(self) -> None:
         """Return once a reader waits for the process; it keeps waiting."""
-        self._answer = await asyncio.wait_for(asyncio.to_thread(self._opened), PATIENCE)
+        self._answer = await asyncio.wait_for(asyncio.to_thread(self._opened), DEADLINE)
 
     def go_on(self) -> None:
         """Answer the waiting reader, and all later ones at once."""
@@ -151,7 +151,7 @@ async def test_pod_at_the_process_limit_is_listed_whole(node: Node) -> None:
     await node.start(pod, "sandbox")
     found = await containers.processes(pod)
     assert len(found) == MOST
-    assert await containers.terminate(pod, found, PATIENCE) == ()
+    assert await containers.terminate(pod, found, DEADLINE) == ()
     assert await containers.processes(pod) == ()
 
 
@@ -171,14 +171,14 @@ async def test_pod_that_exceeds_the_process_limit_during_termination_is_reported
     leftovers = await containers.processes(pod)
     await node.start(pod, "more", CROWD, str(MOST))
     with pytest.raises(Unreadable, match="more than 8 processes"):
-        await containers.terminate(pod, leftovers, PATIENCE)
+        await containers.terminate(pod, leftovers, DEADLINE)
 
 
 async def test_pod_above_the_process_limit_is_empty_after_its_cgroups_were_killed(node: Node) -> None:
     pod = new_pod()
     containers = ground(node).kind(ground(node).root, max_processes=MOST)
     crowd = await node.start(pod, "main", CROWD, str(MOST))
-    assert await containers.kill_cgroups(pod, PATIENCE)
+    assert await containers.kill_cgroups(pod, DEADLINE)
     await crowd.ended()
     assert await containers.processes(pod) == ()
 
@@ -197,27 +197,27 @@ async def test_pod_above_the_process_limit_is_unreadable_by_markers() -> None:
 async def test_slow_read_of_a_pod_does_not_block_the_event_loop_or_another_pod(node: Node, tmp_path: Path) -> None:
     pod, other = new_pod(), new_pod("other")
     slow, quick = await node.start(pod, "main"), await node.start(other, "main")
-    world = HeldUp(tmp_path, slow.pid, quick.pid)
+    machine = HeldUp(tmp_path, slow.pid, quick.pid)
     containers = CgroupContainers(ground(node).root, proc=tmp_path)
     reading = asyncio.create_task(containers.processes(pod))
-    await world.somebody_waits()
+    await machine.until_a_reader_waits()
     assert [process.pid for process in await containers.processes(other)] == [quick.pid]
     assert not reading.done()
-    world.go_on()
+    machine.go_on()
     assert [process.pid for process in await reading] == [slow.pid]
 
 
 async def test_abandoned_read_does_not_disturb_a_later_read(node: Node, tmp_path: Path) -> None:
     pod = new_pod()
     main = await node.start(pod, "main")
-    world = HeldUp(tmp_path, main.pid)
+    machine = HeldUp(tmp_path, main.pid)
     containers = CgroupContainers(ground(node).root, proc=tmp_path)
     reading = asyncio.create_task(containers.processes(pod))
-    await world.somebody_waits()
+    await machine.until_a_reader_waits()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    world.go_on()
+    machine.go_on()
     assert [process.pid for process in await containers.processes(pod)] == [main.pid]
 
 
@@ -245,7 +245,7 @@ async def test_forking_pod_is_killed_whole_without_touching_other_pods(node: Nod
     bystander = await node.start(other, "main", CHILD_ON_REQUEST)
     with pytest.raises(Unreadable):
         await containers.processes(pod)
-    assert await containers.kill_cgroups(pod, PATIENCE)
+    assert await containers.kill_cgroups(pod, DEADLINE)
     for each in started:
         await each.ended()
     assert await containers.processes(pod) == ()
@@ -255,7 +255,7 @@ async def test_forking_pod_is_killed_whole_without_touching_other_pods(node: Nod
 async def test_pod_killed_by_cgroup_is_not_left_frozen(node: Node) -> None:
     pod, containers = new_pod(), node.ground.containers()
     await node.start(pod, "main", DEAD_LEADER)
-    assert await containers.kill_cgroups(pod, PATIENCE)
+    assert await containers.kill_cgroups(pod, DEADLINE)
     later = await node.start(pod, "main", CHILD_ON_REQUEST)
     assert await lives(later)
 
@@ -267,7 +267,7 @@ async def test_self_frozen_process_is_killed_by_cgroup(node: Node) -> None:
         for name, state in (("cgroup.freeze", "1"), ("freezer.state", "FROZEN")):
             if (cgroup / name).exists():
                 (cgroup / name).write_text(state)
-    assert await containers.kill_cgroups(pod, PATIENCE)
+    assert await containers.kill_cgroups(pod, DEADLINE)
     assert await asleep.ended() == -9
 
 
@@ -282,7 +282,7 @@ async def test_process_beyond_the_visited_cgroup_limit_is_still_killed_by_cgroup
             (container / str(number)).mkdir()
         (container / "19" / "cgroup.procs").write_text(str(hiding.pid))
     assert [process.pid for process in await containers.processes(pod)] == [hiding.pid]
-    assert await containers.kill_cgroups(pod, PATIENCE)
+    assert await containers.kill_cgroups(pod, DEADLINE)
     assert await hiding.ended() == -9
 
 
@@ -291,7 +291,7 @@ async def test_process_in_a_cgroup_deeper_than_the_path_limit_is_still_killed(no
     hiding = [await node.start(pod, "main", program) for program in (DEAD_LEADER, IDLE)]
     deep = [Deep(cgroup, hiding) for cgroup in ground(node).cgroups(pod, "main")]
     try:
-        assert await containers.kill_cgroups(pod, PATIENCE)
+        assert await containers.kill_cgroups(pod, DEADLINE)
         for each in hiding:
             await each.ended()
         assert await containers.processes(pod) == ()
@@ -339,7 +339,7 @@ async def test_pod_with_changing_threads_is_listed_and_can_be_killed(node: Node,
         with contextlib.suppress(Unreadable):  # if only a living thread is in the cgroup, it need not be found in time
             assert await containers.pod_uid_of(fast.pid) == pod.uid
     assert fast.pid in {process.pid for process in processes}
-    assert await containers.kill_cgroups(pod, PATIENCE)
+    assert await containers.kill_cgroups(pod, DEADLINE)
     await fast.ended()
 
 
@@ -353,7 +353,7 @@ async def test_descriptor_shortage_makes_no_process_gone_and_no_device_faulty(no
                 assert len(await containers.processes(pod)) == 1
             with contextlib.suppress(Unavailable):
                 assert await containers.pod_uid_of(main.pid) == pod.uid
-    with descriptors_left(0), pytest.raises(Unavailable, match="It is tried again"):
+    with descriptors_left(0), pytest.raises(Unavailable, match="It is retried"):
         await containers.pod_uid_of(main.pid)
 
 
@@ -370,7 +370,7 @@ async def test_pod_with_an_unusable_uid_is_not_killed_by_cgroup(node: Node) -> N
     bystander = await node.start(new_pod("other"), "main", CHILD_ON_REQUEST)
     for uid in (None, "", "..", "../other", "a/b", "*", "x" * 200):
         with pytest.raises(Unreadable, match="UID"):
-            await node.ground.containers().kill_cgroups(Pod("team-a", "train", uid), PATIENCE)
+            await node.ground.containers().kill_cgroups(Pod("team-a", "train", uid), DEADLINE)
     assert await lives(bystander)
 
 
@@ -378,7 +378,7 @@ async def test_services_own_pod_is_not_killed(node: Node) -> None:
     pod = new_pod()
     neighbour = await node.start(pod, "main", CHILD_ON_REQUEST)
     service = await node.start(pod, "service", SERVICE, str(ground(node).root), str(pod.uid))
-    assert "the service itself may be in it" in await service.line()
+    assert "the service itself may be in that pod" in await service.line()
     assert await service.ended() == 0
     assert await lives(neighbour)
 
@@ -387,7 +387,7 @@ async def test_vanished_cgroup_root_does_not_count_as_a_killed_pod(node: Node) -
     containers = node.ground.containers()
     ground(node).clear()
     with pytest.raises(Unreadable, match="cannot be read"):
-        await containers.kill_cgroups(new_pod(), PATIENCE)
+        await containers.kill_cgroups(new_pod(), DEADLINE)
     for root in ground(node).roots:
         root.mkdir()
 
@@ -396,7 +396,7 @@ async def test_cgroup_kill_is_not_available_with_markers() -> None:
     async with node_of(ground_of(WAYS[0])) as node:
         pod = new_pod()
         main = await node.start(pod, "main", CHILD_ON_REQUEST)
-        assert not await node.ground.containers().kill_cgroups(pod, PATIENCE)
+        assert not await node.ground.containers().kill_cgroups(pod, DEADLINE)
         assert await lives(main)
 
 
@@ -405,18 +405,18 @@ async def test_cancelled_cgroup_kill_leaves_no_process_frozen_and_sends_no_later
 ) -> None:
     pod = new_pod()
     main = await node.start(pod, "main", CHILD_ON_REQUEST)
-    world = HeldUp(tmp_path, main.pid)
+    machine = HeldUp(tmp_path, main.pid)
     containers = CgroupsWithoutKill(ground(node).root, proc=tmp_path)
-    ending = asyncio.create_task(containers.kill_cgroups(pod, PATIENCE))
-    await world.somebody_waits()
+    ending = asyncio.create_task(containers.kill_cgroups(pod, DEADLINE))
+    await machine.until_a_reader_waits()
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ending
-    world.go_on()
+    machine.go_on()
     both = threading.Barrier(2)  # both of the adapter's threads: the one that was busy has finished then
-    await asyncio.gather(*(containers.run_in_thread(both.wait, PATIENCE) for _ in range(2)))
+    await asyncio.gather(*(containers.run_in_thread(both.wait, DEADLINE) for _ in range(2)))
     assert await lives(main)
-    assert await node.ground.containers().kill_cgroups(pod, PATIENCE), "and a later one ends it"
+    assert await node.ground.containers().kill_cgroups(pod, DEADLINE), "and a later one ends it"
     await main.ended()
 
 
@@ -427,7 +427,7 @@ async def test_reads_and_kills_leave_no_descriptor_and_at_most_two_threads(node:
     crowd = await node.start(pod, "main", CROWD, "20")
     await asyncio.gather(*(containers.processes(pod) for _ in range(8)))
     with contextlib.suppress(Unreadable):
-        await asyncio.gather(*(containers.kill_cgroups(pod, PATIENCE) for _ in range(4)))
+        await asyncio.gather(*(containers.kill_cgroups(pod, DEADLINE) for _ in range(4)))
     await crowd.ended()
     assert len(os.listdir("/proc/self/task")) <= threads + 1, "asyncio's own, which waits for the child"
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1, "the pipe of the process that was started here"
@@ -449,7 +449,7 @@ async def test_containers_are_killed_where_the_pods_own_cgroup_cannot_be_killed(
     async with node_of(made) as node:
         pod = new_pod()
         bomb, sandbox = await node.start(pod, "main", BOMB), await node.start(pod, "sandbox")
-        assert await made.containers().kill_cgroups(pod, PATIENCE)
+        assert await made.containers().kill_cgroups(pod, DEADLINE)
         await bomb.ended()
         await sandbox.ended()
         assert {"main", "sandbox"} <= set(pressed)
@@ -467,7 +467,7 @@ async def test_containers_beside_their_pod_cgroup_are_killed_with_the_pod() -> N
         stray = made.root / f"kubepods-pod{pod.uid.replace('-', '_')}.slice:cri-containerd:{'ab' * 32}" / "deeper"
         stray.mkdir(parents=True)
         (stray / "cgroup.procs").write_text(str(astray.pid))
-        assert await containers.kill_cgroups(pod, PATIENCE)
+        assert await containers.kill_cgroups(pod, DEADLINE)
         await main.ended()
         await astray.ended()
         assert await lives(bystander)
@@ -484,11 +484,11 @@ async def test_process_in_two_pods_by_two_hierarchies_is_not_killed_with_either_
         elsewhere = made.cgroups(other, "main")[-1]
         elsewhere.mkdir(parents=True)
         (elsewhere / "cgroup.procs").write_text(str(astride.pid))
-        ending = asyncio.create_task(containers.kill_cgroups(pod, PATIENCE))
+        ending = asyncio.create_task(containers.kill_cgroups(pod, DEADLINE))
         await alone.ended()
         await advance_until(ending.done)
         assert not await ending, "the pod is not over"
-        ending = asyncio.create_task(containers.kill_cgroups(other, PATIENCE))
+        ending = asyncio.create_task(containers.kill_cgroups(other, DEADLINE))
         await advance_until(ending.done)
         assert not await ending
         assert await lives(astride)
@@ -503,10 +503,10 @@ async def test_pod_that_does_not_die_is_reported_at_the_deadline_and_thawed() ->
         stuck = await node.start(pod, "main", CROWD, "3")
         above = made.roots[1] / "kubepods"
         (above / "freezer.state").write_text("FROZEN")
-        ending = asyncio.create_task(containers.kill_cgroups(pod, PATIENCE))
+        ending = asyncio.create_task(containers.kill_cgroups(pod, DEADLINE))
         await advance_until(ending.done)
         assert not await ending
         (above / "freezer.state").write_text("THAWED")
         assert await stuck.ended() == -9
         assert (made.cgroups(pod)[1] / "freezer.self_freezing").read_text() == "0\n"
-        assert await containers.kill_cgroups(pod, PATIENCE)
+        assert await containers.kill_cgroups(pod, DEADLINE)

@@ -17,8 +17,8 @@ from scrubber.domain.diagnostics import DiagnosticLevel
 from scrubber.domain.errors import Unreadable
 from tests.adapters.diagnostics_contract import DiagnosticsContract, cancelled, under_way
 from tests.adapters.sim_rig import Tenant
-from tests.nvidia.world import World
-from tests.plugin_collaborators import PATIENCE
+from tests.nvidia.machine import Machine
+from tests.plugin_collaborators import DEADLINE
 
 MEBIBYTES = 8
 ROOT = Path(__file__).parents[2]
@@ -26,24 +26,24 @@ STAND_IN = ROOT / "tests/nvidia/standin"
 MODES = {"0": "default", "3": "exclusive-process"}
 
 
-class WorldGpu:
-    """The driver's responses around a GPU job, read from the world's files."""
+class FileBackedGpu:
+    """The driver's responses around a GPU job, read from the machine's files."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
 
     async def compute_mode(self, device: Device) -> str | None:
-        return None if device.parent else MODES[self._world.find(device.id)[0].text("compute_mode")]
+        return None if device.parent else MODES[self._machine.find(device.id)[0].text("compute_mode")]
 
     async def fence(self, device: Device) -> None:
-        self._world.find(device.id)[0].set("compute_mode", 3)
+        self._machine.find(device.id)[0].set("compute_mode", 3)
 
     async def unfence(self, device: Device, compute_mode: str) -> None:
         number = next(number for number, word in MODES.items() if word == compute_mode)
-        self._world.find(device.id)[0].set("compute_mode", number)
+        self._machine.find(device.id)[0].set("compute_mode", number)
 
     async def memory(self, device: Device) -> tuple[int, int, int]:
-        _, subject = self._world.find(device.id)
+        _, subject = self._machine.find(device.id)
         return subject.number("total"), subject.number("reserved"), subject.number("used")
 
     async def wait_until_idle(self, device: Device, deadline: float) -> int:
@@ -62,23 +62,23 @@ signal.pause()
 class CudaDiagnosed:
     """:class:`~tests.adapters.diagnostics_contract.DiagnosticsRig` over the stand-ins."""
 
-    def __init__(self, world: World, workplace: GpuJobRunner) -> None:
-        self.world = world
+    def __init__(self, machine: Machine, workplace: GpuJobRunner) -> None:
+        self.machine = machine
         self.device, self.other = (
-            Device(gpu.uuid, str(gpu.index), gpu.text("name"), gpu.number("total")) for gpu in world.gpus
+            Device(gpu.uuid, str(gpu.index), gpu.text("name"), gpu.number("total")) for gpu in machine.gpus
         )
         self.eraser = CudaEraser(workplace)
         self.diagnostics = CudaDiagnostics(workplace)
 
     def fill(self, device: Device, text: str) -> None:
-        self.world.find(device.id)[1].fill(text)
+        self.machine.find(device.id)[1].fill(text)
 
     def content(self, device: Device) -> bytes:
-        return self.world.find(device.id)[1].content()
+        return self.machine.find(device.id)[1].content()
 
     @contextmanager
     def hold(self, device: Device) -> Iterator[int]:
-        environment = {**stand_in(self.world), "CUDA_VISIBLE_DEVICES": device.id}
+        environment = {**stand_in(self.machine), "CUDA_VISIBLE_DEVICES": device.id}
         tenant = Tenant(
             ["env", *(f"{name}={value}" for name, value in environment.items()), sys.executable, "-c", HOLDER]
         )
@@ -88,22 +88,22 @@ class CudaDiagnosed:
             tenant.end()
 
     def spoil(self, device: Device) -> None:
-        self.world.find(device.id)[0].set("wont_clear", "")
+        self.machine.find(device.id)[0].set("wont_clear", "")
 
     async def at_work(self, device: Device) -> int | None:
         return await self.eraser.find_orphan(device)
 
 
-def stand_in(world: World) -> dict[str, str]:
-    return {"PYTHONPATH": f"{STAND_IN}:{ROOT}", "SCRUBBER_STANDIN_WORLD": str(world.root)}
+def stand_in(machine: Machine) -> dict[str, str]:
+    return {"PYTHONPATH": f"{STAND_IN}:{ROOT}", "SCRUBBER_STANDIN_WORLD": str(machine.root)}
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[CudaDiagnosed]:
-    children = Children(kill_timeout=PATIENCE)
-    with World.create(tmp_path / "world", mebibytes=MEBIBYTES + 1, reserved_mebibytes=1) as world:
-        programs = ProgramLauncher(children, tmp_path / "state", environment=stand_in(world))
-        yield CudaDiagnosed(world, GpuJobRunner(programs, WorldGpu(world), tmp_path / "locks"))
+    children = Children(kill_timeout=DEADLINE)
+    with Machine.create(tmp_path / "world", mebibytes=MEBIBYTES + 1, reserved_mebibytes=1) as machine:
+        programs = ProgramLauncher(children, tmp_path / "state", environment=stand_in(machine))
+        yield CudaDiagnosed(machine, GpuJobRunner(programs, FileBackedGpu(machine), tmp_path / "locks"))
         await programs.close()
         await children.close()
     assert children.pids() == frozenset()
@@ -114,7 +114,7 @@ class TestCudaDiagnostics(DiagnosticsContract):
 
 
 async def test_diagnosis_sets_the_erasers_fence_and_removes_it_afterwards(rig: CudaDiagnosed) -> None:
-    gpu = rig.world.gpus[0]
+    gpu = rig.machine.gpus[0]
     task = await under_way(rig)
     assert gpu.text("compute_mode") == "3"
     await cancelled(task)
@@ -122,6 +122,6 @@ async def test_diagnosis_sets_the_erasers_fence_and_removes_it_afterwards(rig: C
 
 
 async def test_memory_that_faults_when_accessed_is_unreadable(rig: CudaDiagnosed) -> None:
-    rig.world.gpus[0].set("bad_page", rig.world.gpus[0].usable_bytes - 4096)
+    rig.machine.gpus[0].set("bad_page", rig.machine.gpus[0].usable_bytes - 4096)
     with pytest.raises(Unreadable):
         await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, 30.0)

@@ -86,7 +86,7 @@ async def test_scrub_cancelled_at_any_step_leaves_no_fence_and_no_eraser(rig: Cu
     device = rig.device()
     await rig.programs.warm_up()
     for step in range(200):
-        rig.world.gpus[0].fill("secret")
+        rig.machine.gpus[0].fill("secret")
         cancelled = AtStep(rig.erase(device, request(pattern=True, on_chip=True)), step)
         task = asyncio.create_task(cancelled.run())
         await asyncio.wait({task}, timeout=60)
@@ -133,7 +133,7 @@ async def test_next_scrub_does_not_remove_the_fence_of_a_running_program(rig: Cu
 async def test_fence_removed_during_a_scrub_is_reported_as_broken(rig: CudaRig) -> None:
     device = rig.device()
     begun = await rig.in_mid_clear(device)
-    rig.world.gpus[0].set("compute_mode", 0)
+    rig.machine.gpus[0].set("compute_mode", 0)
     rig.lift(device)
     assert (await begun.task).fence_broken
     assert not (await rig.erase(device)).fence_broken
@@ -157,7 +157,7 @@ async def test_fence_record_that_cannot_be_removed_is_no_device_fault(rig: CudaR
 
 async def test_diagnosis_is_refused_where_cuda_does_not_enforce_the_fence(rig: CudaRig) -> None:
     rig.gpu.stubborn = True
-    with pytest.raises(Unavailable, match="does not find it so"):
+    with pytest.raises(Unavailable, match="does not report it as exclusive"):
         await CudaDiagnostics(rig.workplace).diagnose(rig.device(), DiagnosticLevel.QUICK, 30.0)
 
 
@@ -170,7 +170,7 @@ async def test_killed_zygote_is_no_fault_of_the_devices_being_cleared(rig: CudaR
     assert rig.programs.zygote.pid is not None
     os.kill(rig.programs.zygote.pid, signal.SIGKILL)
     for device, each in zip(devices, begun, strict=True):
-        with pytest.raises(Unavailable, match="ended with the zygote"):
+        with pytest.raises(Unavailable, match="killed together with its zygote"):
             await each.task
         assert rig.gpu.mode(device) == "default"
         rig.lift(device)
@@ -214,14 +214,14 @@ class Unfenced:
 async def test_descriptor_shortage_during_a_scrub_is_no_device_fault(rig: CudaRig) -> None:
     device = rig.device()
     eraser = CudaEraser(GpuJobRunner(rig.programs, Unfenced(), rig.locks))
-    wanted = request()
-    await eraser.erase(device, wanted, lambda _: None)
+    requested = request()
+    await eraser.erase(device, requested, lambda _: None)
     refusals = 0
     for spare in range(12):
         try:
             with descriptors_left(spare):
                 assert await eraser.find_orphan(device) is None
-                await eraser.erase(device, wanted, lambda _: None)
+                await eraser.erase(device, requested, lambda _: None)
         except RetryableError:
             refusals += 1
     assert 0 < refusals < 12
@@ -246,10 +246,10 @@ async def test_closed_zygote_starts_no_process_for_a_pending_fork(rig: CudaRig) 
 @pytest.mark.parametrize("audit", [True, False])
 async def test_device_on_which_no_kernel_runs_is_not_reported_clear(rig: CudaRig, audit: bool) -> None:
     """No launch fails and none has an effect: therefore no byte other than zero is found either."""
-    device, gpu = rig.device(), rig.world.gpus[0]
+    device, gpu = rig.device(), rig.machine.gpus[0]
     gpu.fill("secret")
     gpu.set("sm_dead", "0 1 2 3")
-    with pytest.raises(Unreadable, match="did not find what it was shown"):
+    with pytest.raises(Unreadable, match="did not detect the non-zero bytes"):
         await rig.erase(device, request(audit=audit))
     assert b"secret" in gpu.content()
 
@@ -297,12 +297,12 @@ async def test_report_of_passes_other_than_the_requested_ones_is_refused(rig: Cu
     good = CudaEraser(Reporting(rig.gpu, GOOD))
     assert (await good.erase(rig.device(), request(), lambda _: None)).verified_bytes == 12 * MIB
     bad = CudaEraser(Reporting(rig.gpu, {**GOOD, **changes}))
-    with pytest.raises(Unreadable, match="makes no sense"):
+    with pytest.raises(Unreadable, match="is invalid"):
         await bad.erase(rig.device(), request(), lambda _: None)
 
 
-@pytest.mark.parametrize("asked", [{"pattern": True}, {"on_chip": True}])
-async def test_report_that_omits_a_requested_pass_is_refused(rig: CudaRig, asked: dict[str, bool]) -> None:
+@pytest.mark.parametrize("requested", [{"pattern": True}, {"on_chip": True}])
+async def test_report_that_omits_a_requested_pass_is_refused(rig: CudaRig, requested: dict[str, bool]) -> None:
     eraser = CudaEraser(Reporting(rig.gpu, GOOD))
     with pytest.raises(Unreadable, match="asked for"):
-        await eraser.erase(rig.device(), request(**asked), lambda _: None)
+        await eraser.erase(rig.device(), request(**requested), lambda _: None)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.cuda_program import Program, Programs
-from tests.nvidia.world import MIB, Gpu, World
+from tests.nvidia.machine import MIB, Gpu, Machine
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World.create(tmp_path / "w", gpus=2, mebibytes=10) as made:
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with Machine.create(tmp_path / "w", gpus=2, mebibytes=10) as made:
         yield made
 
 
@@ -27,8 +27,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def programs(world: World, cache: Path) -> Iterator[Programs]:
-    made = Programs(world, cache)
+def programs(machine: Machine, cache: Path) -> Iterator[Programs]:
+    made = Programs(machine, cache)
     yield made
     made.end()
 
@@ -43,8 +43,8 @@ HOLD = """
 # --- memory
 
 
-def test_next_process_reads_the_memory_of_a_killed_process_unchanged(world: World, programs: Programs) -> None:
-    gpu = world.gpus[0]
+def test_next_process_reads_the_memory_of_a_killed_process_unchanged(machine: Machine, programs: Programs) -> None:
+    gpu = machine.gpus[0]
     tenant = programs.start(
         """
         address = runtime.malloc(2 << 20)
@@ -55,7 +55,7 @@ def test_next_process_reads_the_memory_of_a_killed_process_unchanged(world: Worl
         """,
         on=gpu,
     )
-    tenant.told()
+    tenant.next_message()
     tenant.kill()
     reader = programs.start(
         """
@@ -64,10 +64,10 @@ def test_next_process_reads_the_memory_of_a_killed_process_unchanged(world: Worl
         """,
         on=gpu,
     )
-    assert reader.told() == {"count": 2 * MIB}
+    assert reader.next_message() == {"count": 2 * MIB}
 
 
-def test_two_processes_never_share_a_byte(world: World, programs: Programs) -> None:
+def test_two_processes_never_share_a_byte(machine: Machine, programs: Programs) -> None:
     code = """
         address = runtime.malloc(2 << 20)
         runtime.memset(address, NUMBER, 2 << 20)
@@ -75,14 +75,16 @@ def test_two_processes_never_share_a_byte(world: World, programs: Programs) -> N
         tell(ready=True)
         wait()
         """
-    both = [programs.start(f"NUMBER = {number}", code, on=world.gpus[0]) for number in (1, 2)]
+    both = [programs.start(f"NUMBER = {number}", code, on=machine.gpus[0]) for number in (1, 2)]
     for program in both:
-        program.told()
-    content = world.gpus[0].content()
+        program.next_message()
+    content = machine.gpus[0].content()
     assert content.count(b"\x01") == content.count(b"\x02") == 2 * MIB
 
 
-def test_allocation_fails_when_memory_is_exhausted_and_a_context_uses_memory(world: World, programs: Programs) -> None:
+def test_allocation_fails_when_memory_is_exhausted_and_a_context_uses_memory(
+    machine: Machine, programs: Programs
+) -> None:
     """8 MiB of 10 are available: one granule belongs to the context, and small allocations share one."""
     program = programs.start(
         """
@@ -93,25 +95,25 @@ def test_allocation_fails_when_memory_is_exhausted_and_a_context_uses_memory(wor
         runtime.free(whole.pop())
         tell(free=free, total=total, full=full, again=status(lambda: runtime.malloc(2 << 20)))
         """,
-        on=world.gpus[0],
+        on=machine.gpus[0],
     )
-    assert program.told() == {"free": 6 * MIB, "total": 8 * MIB, "full": 2, "again": 0}
+    assert program.next_message() == {"free": 6 * MIB, "total": 8 * MIB, "full": 2, "again": 0}
 
 
-def test_unallocated_memory_cannot_be_accessed(world: World, programs: Programs) -> None:
+def test_unallocated_memory_cannot_be_accessed(machine: Machine, programs: Programs) -> None:
     program = programs.start(
         """
         address = runtime.malloc(2 << 20)
         kernel("fill_zero")((1,), (32,), (uint64(address), uint64((2 << 20) // 16 + 1)))
         tell(first=status(runtime.deviceSynchronize), then=status(lambda: runtime.malloc(16)))
         """,
-        on=world.gpus[0],
+        on=machine.gpus[0],
     )
-    assert program.told() == {"first": 700, "then": 700}
+    assert program.next_message() == {"first": 700, "then": 700}
 
 
-def test_instance_computes_in_its_own_memory(world: World, programs: Programs) -> None:
-    gpu = world.gpus[0]
+def test_instance_computes_in_its_own_memory(machine: Machine, programs: Programs) -> None:
+    gpu = machine.gpus[0]
     gpu.set("total", 66 * MIB)
     first, second = gpu.split("1g.18gb", "1g.18gb")
     program = programs.start(
@@ -125,7 +127,7 @@ def test_instance_computes_in_its_own_memory(world: World, programs: Programs) -
         """,
         on=second,
     )
-    filled = program.told()["free"]
+    filled = program.next_message()["free"]
     assert second.content().count(7) == filled > 0
     assert first.content().count(7) == gpu.content().count(7) == 0
 
@@ -136,11 +138,11 @@ def test_instance_computes_in_its_own_memory(world: World, programs: Programs) -
 @contextmanager
 def holding(programs: Programs, gpu: Gpu) -> Iterator[Program]:
     program = programs.start(HOLD, on=gpu)
-    program.told()
+    program.next_message()
     yield program
 
 
-def driver_says(world: World, gpu: Gpu) -> tuple[list[tuple[int, int]], int]:
+def driver_report(machine: Machine, gpu: Gpu) -> tuple[list[tuple[int, int]], int]:
     """Return (PID, bytes) of the computing processes, and the bytes in use, as the NVML stand-in reports them."""
     code = """
         import json, pynvml, sys
@@ -152,7 +154,7 @@ def driver_says(world: World, gpu: Gpu) -> tuple[list[tuple[int, int]], int]:
         """
     done = subprocess.run(
         [sys.executable, "-c", inspect.cleandoc(code), gpu.uuid],
-        env={"PATH": os.defpath, **world.environment},
+        env={"PATH": os.defpath, **machine.environment},
         capture_output=True,
         text=True,
         check=True,
@@ -161,42 +163,44 @@ def driver_says(world: World, gpu: Gpu) -> tuple[list[tuple[int, int]], int]:
     return [(pid, size) for pid, size in processes], used
 
 
-def test_driver_lists_a_process_with_a_context_and_forgets_a_killed_one(world: World, programs: Programs) -> None:
-    gpu = world.gpus[0]
+def test_driver_lists_a_process_with_a_context_and_forgets_a_killed_one(machine: Machine, programs: Programs) -> None:
+    gpu = machine.gpus[0]
     with holding(programs, gpu) as program:
-        assert driver_says(world, gpu) == ([(program.pid, 4 * MIB)], 4 * MIB)
-        assert driver_says(world, world.gpus[1]) == ([], 0)
+        assert driver_report(machine, gpu) == ([(program.pid, 4 * MIB)], 4 * MIB)
+        assert driver_report(machine, machine.gpus[1]) == ([], 0)
         program.kill_and_leave_unreaped()
-        assert driver_says(world, gpu) == ([], 0)
+        assert driver_report(machine, gpu) == ([], 0)
 
 
-def test_process_with_a_context_has_the_device_node_open(world: World, programs: Programs) -> None:
-    gpu = world.gpus[0]
+def test_process_with_a_context_has_the_device_node_open(machine: Machine, programs: Programs) -> None:
+    gpu = machine.gpus[0]
     with holding(programs, gpu) as program:
         opened = {os.stat(each).st_rdev for each in Path(f"/proc/{program.pid}/fd").iterdir()}
     assert gpu.node.stat().st_rdev in opened
-    assert world.gpus[1].node.stat().st_rdev not in opened
+    assert machine.gpus[1].node.stat().st_rdev not in opened
 
 
 TRY = "tell(status=status(runtime.memGetInfo))"
 
 
-def test_exclusive_device_accepts_one_process_and_the_next_after_its_death(world: World, programs: Programs) -> None:
-    gpu = world.gpus[0]
+def test_exclusive_device_accepts_one_process_and_the_next_after_its_death(
+    machine: Machine, programs: Programs
+) -> None:
+    gpu = machine.gpus[0]
     gpu.set("compute_mode", 3)
     with holding(programs, gpu) as program:
-        assert programs.start(TRY, on=gpu).told() == {"status": 46}
-        assert programs.start(TRY, on=world.gpus[1]).told() == {"status": 0}
+        assert programs.start(TRY, on=gpu).next_message() == {"status": 46}
+        assert programs.start(TRY, on=machine.gpus[1]).next_message() == {"status": 0}
         program.kill()
-        assert programs.start(TRY, on=gpu).told() == {"status": 0}
+        assert programs.start(TRY, on=gpu).next_message() == {"status": 0}
 
 
-def test_prohibited_device_accepts_no_process(world: World, programs: Programs) -> None:
-    world.gpus[0].set("compute_mode", 2)
-    assert programs.start(TRY, on=world.gpus[0]).told() == {"status": 46}
+def test_prohibited_device_accepts_no_process(machine: Machine, programs: Programs) -> None:
+    machine.gpus[0].set("compute_mode", 2)
+    assert programs.start(TRY, on=machine.gpus[0]).next_message() == {"status": 46}
 
 
-def test_context_is_unusable_in_a_forked_child(world: World, programs: Programs) -> None:
+def test_context_is_unusable_in_a_forked_child(machine: Machine, programs: Programs) -> None:
     """The stand-in therefore detects a zygote that has used CUDA, as a GPU would."""
     program = programs.start(
         """
@@ -208,9 +212,9 @@ def test_context_is_unusable_in_a_forked_child(world: World, programs: Programs)
         os.wait()
         tell(before=before, child=os.read(reader, 1)[0])
         """,
-        on=world.gpus[0],
+        on=machine.gpus[0],
     )
-    assert program.told() == {"before": 0, "child": 3}
+    assert program.next_message() == {"before": 0, "child": 3}
 
 
 # --- which devices there are
@@ -218,25 +222,27 @@ def test_context_is_unusable_in_a_forked_child(world: World, programs: Programs)
 
 @pytest.mark.parametrize("name", ["", "GPU-00000000", "MIG-1", "7"])
 def test_missing_device_fails_with_no_device(programs: Programs, name: str) -> None:
-    assert programs.start(TRY, on=name).told() == {"status": 100}
+    assert programs.start(TRY, on=name).next_message() == {"status": 100}
 
 
-def test_lost_gpu_fails_with_no_device_while_other_gpus_work(world: World, programs: Programs) -> None:
-    world.gpus[0].lose()
-    assert programs.start(TRY, on=world.gpus[0]).told() == {"status": 100}
-    assert programs.start(TRY, on=world.gpus[1]).told() == {"status": 0}
+def test_lost_gpu_fails_with_no_device_while_other_gpus_work(machine: Machine, programs: Programs) -> None:
+    machine.gpus[0].lose()
+    assert programs.start(TRY, on=machine.gpus[0]).next_message() == {"status": 100}
+    assert programs.start(TRY, on=machine.gpus[1]).next_message() == {"status": 0}
 
 
-@pytest.mark.parametrize(("code", "wanted"), [(9, 35), (12, 35), (18, 803)])
-def test_missing_or_mismatched_driver_is_reported(world: World, programs: Programs, code: int, wanted: int) -> None:
-    world.init_error(code)
-    assert programs.start(TRY, on=world.gpus[0]).told() == {"status": wanted}
+@pytest.mark.parametrize(("code", "expected"), [(9, 35), (12, 35), (18, 803)])
+def test_missing_or_mismatched_driver_is_reported(
+    machine: Machine, programs: Programs, code: int, expected: int
+) -> None:
+    machine.init_error(code)
+    assert programs.start(TRY, on=machine.gpus[0]).next_message() == {"status": expected}
 
 
 # --- work
 
 
-def test_kernel_result_is_visible_only_after_synchronization(world: World, programs: Programs) -> None:
+def test_kernel_result_is_visible_only_after_synchronization(machine: Machine, programs: Programs) -> None:
     program = programs.start(
         """
         memory = runtime.malloc(1 << 21)
@@ -249,12 +255,12 @@ def test_kernel_result_is_visible_only_after_synchronization(world: World, progr
         stream.synchronize()
         tell(early=early, late=word(counters))
         """,
-        on=world.gpus[0],
+        on=machine.gpus[0],
     )
-    assert program.told() == {"early": 0, "late": 2 * MIB}
+    assert program.next_message() == {"early": 0, "late": 2 * MIB}
 
 
-def test_elapsed_time_between_events_is_available_once_both_completed(world: World, programs: Programs) -> None:
+def test_elapsed_time_between_events_is_available_once_both_completed(machine: Machine, programs: Programs) -> None:
     program = programs.start(
         """
         memory = runtime.malloc(1 << 21)
@@ -267,12 +273,12 @@ def test_elapsed_time_between_events_is_available_once_both_completed(world: Wor
         last.synchronize()
         tell(early=early, positive=cupy.cuda.get_elapsed_time(first, last) > 0, done=last.done)
         """,
-        on=world.gpus[0],
+        on=machine.gpus[0],
     )
-    assert program.told() == {"early": 600, "positive": True, "done": True}
+    assert program.next_message() == {"early": 600, "positive": True, "done": True}
 
 
-def test_kernel_launch_with_wrong_arguments_is_refused(world: World, programs: Programs) -> None:
+def test_kernel_launch_with_wrong_arguments_is_refused(machine: Machine, programs: Programs) -> None:
     program = programs.start(
         """
         def refused(*arguments, **more):
@@ -293,9 +299,9 @@ def test_kernel_launch_with_wrong_arguments_is_refused(world: World, programs: P
             nowhere=status(lambda: kernel("fill_zero", "/nonexistent.ptx")),
         )
         """,
-        on=world.gpus[0],
+        on=machine.gpus[0],
     )
-    assert program.told() == {
+    assert program.next_message() == {
         "narrow": "TypeError",
         "plain": "TypeError",
         "few": "TypeError",
@@ -320,30 +326,34 @@ CLEAR_AND_COUNT = """
 """
 
 
-def test_sound_memory_is_zero_after_clearing(world: World, programs: Programs) -> None:
-    world.gpus[0].fill("secret")
-    assert programs.start(CLEAR_AND_COUNT, on=world.gpus[0]).told() == {"cleared": 0, "launched": 0, "count": 0}
+def test_sound_memory_is_zero_after_clearing(machine: Machine, programs: Programs) -> None:
+    machine.gpus[0].fill("secret")
+    assert programs.start(CLEAR_AND_COUNT, on=machine.gpus[0]).next_message() == {
+        "cleared": 0,
+        "launched": 0,
+        "count": 0,
+    }
 
 
-def test_bytes_that_reappear_are_found_after_clearing(world: World, programs: Programs) -> None:
-    world.gpus[0].set("wont_clear", "")
-    assert programs.start(CLEAR_AND_COUNT, on=world.gpus[0]).told()["count"] == 64
+def test_bytes_that_reappear_are_found_after_clearing(machine: Machine, programs: Programs) -> None:
+    machine.gpus[0].set("wont_clear", "")
+    assert programs.start(CLEAR_AND_COUNT, on=machine.gpus[0]).next_message()["count"] == 64
 
 
-def test_bad_page_ends_the_context_that_accesses_it(world: World, programs: Programs) -> None:
-    gpu = world.gpus[0]
+def test_bad_page_ends_the_context_that_accesses_it(machine: Machine, programs: Programs) -> None:
+    gpu = machine.gpus[0]
     gpu.set("bad_page", 3 * MIB)
-    assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 214, "launched": 214, "count": None}
+    assert programs.start(CLEAR_AND_COUNT, on=gpu).next_message() == {"cleared": 214, "launched": 214, "count": None}
     gpu.set("bad_page", f"{3 * MIB} 719")
-    assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 719, "launched": 719, "count": None}
+    assert programs.start(CLEAR_AND_COUNT, on=gpu).next_message() == {"cleared": 719, "launched": 719, "count": None}
     gpu.set("bad_page", 7 * MIB)  # outside of what any program uses
-    assert programs.start(CLEAR_AND_COUNT, on=gpu).told() == {"cleared": 0, "launched": 0, "count": 0}
+    assert programs.start(CLEAR_AND_COUNT, on=gpu).next_message() == {"cleared": 0, "launched": 0, "count": 0}
 
 
-def test_endless_clear_ends_when_the_fault_is_lifted(world: World, programs: Programs) -> None:
-    gpu = world.gpus[0]
+def test_endless_clear_ends_when_the_fault_is_lifted(machine: Machine, programs: Programs) -> None:
+    gpu = machine.gpus[0]
     gpu.set("slow_clear", 3600)
     program = programs.start("tell(ready=True)", CLEAR_AND_COUNT, on=gpu)
-    program.told()
+    program.next_message()
     gpu.unset("slow_clear")
-    assert program.told()["count"] == 0
+    assert program.next_message()["count"] == 0

@@ -26,11 +26,11 @@ def test_status_table_uses_cudas_own_names() -> None:
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_status_becomes_a_fault_with_a_code_and_a_complete_message(status: int) -> None:
-    fault = fault_for_status(status, "cudaErrorOfSomeKind: told", "The memory could not be taken")
+    fault = fault_for_status(status, "cudaErrorOfSomeKind: details", "The memory could not be allocated")
     meaning = STATUSES[status]
     assert fault.code == meaning.code
     assert fault.code in FAULT_TYPES
-    assert fault.message.startswith("The memory could not be taken: ")
+    assert fault.message.startswith("The memory could not be allocated: ")
     assert fault.message.endswith(".")
     assert meaning.message in fault.message
     assert "cudaErrorOfSomeKind" in fault.message
@@ -55,5 +55,5 @@ def test_unknown_status_makes_the_device_unreadable(status: int) -> None:
 
 
 def test_missing_library_is_no_device_fault() -> None:
-    fault = fault_for_status(None, "libcuda.so.1: cannot open shared object file", "No context could be opened")
-    assert (fault.code, "install the driver" in fault.message) == ("away", True)
+    fault = fault_for_status(None, "libcuda.so.1: cannot open shared object file", "No context could be created")
+    assert (fault.code, "install or load the driver" in fault.message) == ("away", True)

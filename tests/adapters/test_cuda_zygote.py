@@ -27,7 +27,7 @@ async def rig(short_tmp: Path) -> AsyncIterator[CudaRig]:
         yield made
 
 
-async def told(rig: CudaRig, number: int) -> Message:
+async def fork_and_report(rig: CudaRig, number: int) -> Message:
     child = await rig.programs.start(PROGRAM, rig.device(number))
     answer = parse_answer(await child.call({"do": "tell", "variables": VARIABLES}, LONG))
     assert await child.kill()
@@ -37,9 +37,9 @@ async def told(rig: CudaRig, number: int) -> Message:
 async def test_forked_program_sees_only_its_own_device_and_a_clean_environment(
     rig: CudaRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "somebody-else-s")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "another-device")
     monkeypatch.setenv("HOME", "/root")
-    answers = await asyncio.gather(told(rig, 0), told(rig, 1))
+    answers = await asyncio.gather(fork_and_report(rig, 0), fork_and_report(rig, 1))
     for number, answer in enumerate(answers):
         assert answer["variables"] == {
             "CUDA_VISIBLE_DEVICES": rig.device(number).id,
@@ -55,14 +55,14 @@ async def test_forked_program_sees_only_its_own_device_and_a_clean_environment(
 async def test_program_directories_are_private_to_the_service_user(rig: CudaRig) -> None:
     (rig.state / "cuda-cache").mkdir(mode=0o777)
     (rig.state / "cuda-cache").chmod(0o777)
-    await told(rig, 0)
+    await fork_and_report(rig, 0)
     for name in ("cuda-cache", "no-mps"):
         assert stat.S_IMODE((rig.state / name).stat().st_mode) == 0o700
 
 
 async def test_program_directory_that_is_a_symlink_is_not_used(rig: CudaRig, tmp_path: Path) -> None:
     (rig.state / "no-mps").symlink_to(tmp_path)
-    with pytest.raises(Unavailable, match="no directory of this user's"):
+    with pytest.raises(Unavailable, match="not a directory of this user"):
         await rig.programs.start(PROGRAM, rig.device())
 
 
@@ -70,7 +70,7 @@ async def test_zygote_never_opens_a_device(rig: CudaRig) -> None:
     await rig.erase(rig.device())
     zygote = rig.programs.zygote.pid
     opened = [str(each.resolve()) for each in Path(f"/proc/{zygote}/fd").iterdir()]
-    assert not [each for each in opened if each.startswith(("/dev/tty", "/dev/pts", str(rig.world.root)))]
+    assert not [each for each in opened if each.startswith(("/dev/tty", "/dev/pts", str(rig.machine.root)))]
     assert len(list(Path(f"/proc/{zygote}/task").iterdir())) == 1
 
 
@@ -81,7 +81,7 @@ async def test_missing_driver_with_real_cupy_is_no_device_fault(rig: CudaRig) ->
     eraser = CudaEraser(GpuJobRunner(programs, rig.gpu, rig.locks))
     try:
         for _ in range(2):
-            with pytest.raises(Unavailable, match="No context could be opened"):
+            with pytest.raises(Unavailable, match="No context could be created"):
                 await eraser.erase(rig.device(), request(), lambda _: None)
     finally:
         await children.close()

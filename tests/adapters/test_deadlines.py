@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from scrubber.adapters.deadlines import stall_tolerant_timeout
-from tests.world.timeline import VirtualLoop, in_virtual_time
+from tests.simulation.timeline import VirtualLoop, in_virtual_time
 
 
 def stand_still(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    loop.stand_still(seconds)
+    loop.stall(seconds)
 
 
 async def hang_for(seconds: float) -> float:
@@ -35,26 +35,26 @@ async def test_timeout_of_zero_or_less_does_not_wait(seconds: float) -> None:
     assert await hang_for(seconds) == 0.0
 
 
-@pytest.mark.parametrize("standstill", [0.5, 0.95, 1.0, 1.05, 1.5, 100.0])
+@pytest.mark.parametrize("stall", [0.5, 0.95, 1.0, 1.05, 1.5, 100.0])
 @in_virtual_time
-async def test_process_stall_of_any_length_consumes_at_most_a_tenth_of_the_timeout(standstill: float) -> None:
+async def test_process_stall_of_any_length_consumes_at_most_a_tenth_of_the_timeout(stall: float) -> None:
     async with stall_tolerant_timeout(1.0):
         await asyncio.sleep(0.02)
-        stand_still(standstill)
+        stand_still(stall)
         await asyncio.sleep(0.8)
 
 
-@pytest.mark.parametrize("standstill", [0.0, 0.5, 0.95, 1.0, 1.05, 1.5, 100.0])
+@pytest.mark.parametrize("stall", [0.0, 0.5, 0.95, 1.0, 1.05, 1.5, 100.0])
 @pytest.mark.parametrize("before", [0.0, 0.06, 0.5])
 @pytest.mark.parametrize("after", [0.0, 0.3])
 @in_virtual_time
-async def test_elapsed_time_excludes_the_process_stall(standstill: float, before: float, after: float) -> None:
+async def test_elapsed_time_excludes_the_process_stall(stall: float, before: float, after: float) -> None:
     async with stall_tolerant_timeout(1.0) as counted:
         await asyncio.sleep(before)
-        stand_still(standstill)
+        stand_still(stall)
         await asyncio.sleep(after)
-        told = counted()
-    assert before + after - 0.2 <= told <= before + after + 0.2
+        elapsed = counted()
+    assert before + after - 0.2 <= elapsed <= before + after + 0.2
 
 
 @in_virtual_time

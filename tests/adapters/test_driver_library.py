@@ -20,8 +20,8 @@ from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
 from scrubber.domain.errors import Unavailable
 from tests.nvidia.build import LIBRARY, exported_functions
-from tests.nvidia.world import World
-from tests.pods import PATIENCE, only_with
+from tests.nvidia.machine import Machine
+from tests.pods import DEADLINE, only_with
 
 FETCH = Path(__file__).parents[2] / "scripts" / "fetch_driver_library.sh"
 NEWER = {
@@ -51,7 +51,7 @@ def driver_root() -> Path:
 
 @pytest.fixture
 async def children() -> AsyncIterator[Children]:
-    children = Children(kill_timeout=PATIENCE)
+    children = Children(kill_timeout=DEADLINE)
     yield children
     await children.close()
     assert children.pids() == frozenset()
@@ -66,9 +66,9 @@ def places(driver_root: Path, nowhere: Path) -> DriverPaths:
 def both(driver_root: Path, tmp_path: Path) -> Iterator[tuple[ctypes.CDLL, ctypes.CDLL]]:
     """Load NVIDIA's library and the stand-in for it, both without a driver."""
     (directory,) = places(driver_root, tmp_path).library_directories()
-    with World.create(tmp_path / "world") as world:
-        world.remove_driver()
-        yield ctypes.CDLL(f"{directory}/{LIBRARY}"), ctypes.CDLL(str(world.library_directory / LIBRARY))
+    with Machine.create(tmp_path / "world") as machine:
+        machine.remove_driver()
+        yield ctypes.CDLL(f"{directory}/{LIBRARY}"), ctypes.CDLL(str(machine.library_directory / LIBRARY))
 
 
 @only_with(NO_DRIVER and DEBIAN)
@@ -79,7 +79,7 @@ def test_stand_in_exports_no_function_that_the_real_library_lacks(both: tuple[ct
 
 @only_with(NO_DRIVER and DEBIAN)
 def test_real_library_and_stand_in_answer_alike_without_a_driver(both: tuple[ctypes.CDLL, ctypes.CDLL]) -> None:
-    def said(library: ctypes.CDLL) -> list[object]:
+    def answers(library: ctypes.CDLL) -> list[object]:
         library.nvmlErrorString.restype = ctypes.c_char_p
         number, pointer, text = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(80)
         return [
@@ -98,7 +98,7 @@ def test_real_library_and_stand_in_answer_alike_without_a_driver(both: tuple[cty
         ]
 
     real, standin = both
-    assert said(standin) == said(real)
+    assert answers(standin) == answers(real)
 
 
 @only_with(NO_DRIVER and DEBIAN)
@@ -106,9 +106,9 @@ async def test_library_without_a_driver_is_unavailable_and_names_the_module_to_l
     driver_root: Path, tmp_path: Path, children: Children
 ) -> None:
     inventory = NvidiaInventory(places(driver_root, tmp_path), children, node="node-1")
-    for ask in (inventory.identity, inventory.devices):
+    for query in (inventory.identity, inventory.devices):
         with pytest.raises(Unavailable, match=r"The driver is not loaded: load it .*NVML error 9 at initialisation"):
-            await ask()
+            await query()
     await inventory.close()
 
 
@@ -117,24 +117,24 @@ async def test_library_that_cannot_be_loaded_is_unavailable_and_named(tmp_path: 
     directory.mkdir(parents=True)
     (directory / LIBRARY).write_bytes(b"")  # any library installed on this machine is searched after this one
     inventory = NvidiaInventory(places(tmp_path, tmp_path), children, node="node-1")
-    for ask in (inventory.identity, inventory.devices):
-        with pytest.raises(Unavailable, match=r"The driver's library \(libnvidia-ml\.so\.1\) is not found"):
-            await ask()
+    for query in (inventory.identity, inventory.devices):
+        with pytest.raises(Unavailable, match=r"The driver's library \(libnvidia-ml\.so\.1\) was not found"):
+            await query()
     await inventory.close()
 
 
 def test_fetch_script_without_arguments_prints_its_usage(tmp_path: Path) -> None:
-    asked = subprocess.run([FETCH], capture_output=True, text=True, check=False)
-    assert asked.returncode == 1
-    assert "usage" in asked.stderr
+    usage = subprocess.run([FETCH], capture_output=True, text=True, check=False)
+    assert usage.returncode == 1
+    assert "usage" in usage.stderr
 
 
 async def test_library_version_mismatch_is_unavailable_and_requests_a_module_reload(
     tmp_path: Path, children: Children
 ) -> None:
-    with World.create(tmp_path / "world") as world:
-        world.mismatch()
-        inventory = NvidiaInventory(world.places, children, node="node-1")
-        with pytest.raises(Unavailable, match="of different versions: reboot, or reload the driver"):
+    with Machine.create(tmp_path / "world") as machine:
+        machine.mismatch()
+        inventory = NvidiaInventory(machine.places, children, node="node-1")
+        with pytest.raises(Unavailable, match="differ: reboot, or reload the driver"):
             await inventory.identity()
         await inventory.close()

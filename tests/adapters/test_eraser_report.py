@@ -13,11 +13,11 @@ from scrubber.ports.device import EraseProgress
 async def test_eraser_without_progress_is_reported_as_hung_with_its_pid() -> None:
     children = Children()
     child = await children.start("tests.adapters.wayward_child")
-    heard: list[EraseProgress] = []
+    received: list[EraseProgress] = []
     try:
         await child.send({"do": "hang"})
-        with pytest.raises(DriverTimeout, match=rf"Process {child.pid} has not said for 0\.05 s how far it is"):
-            await wait_for_report(child, heard.append, silence_timeout=0.05)
+        with pytest.raises(DriverTimeout, match=rf"Process {child.pid} has not reported its progress for 0\.05 s"):
+            await wait_for_report(child, received.append, silence_timeout=0.05)
     finally:
         await child.kill()
-    assert heard == []
+    assert received == []

@@ -16,14 +16,14 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture
 def ours() -> Iterator[None]:
-    """Keep the signals from ending pytest, whatever happens to the handlers under test."""
+    """Keep the signals from ending pytest, even if the handlers under test fail."""
     before = [signal.signal(number, lambda *_: None) for number in ENDING]
     yield
     for number, handler in zip(ENDING, before, strict=True):
         signal.signal(number, handler)
 
 
-async def told(*numbers: signal.Signals) -> None:
+async def send_signals(*numbers: signal.Signals) -> None:
     """Send ``numbers`` to this process; return once the loop has handled them, unless one of them ends this first."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGWINCH, done.set)
@@ -41,15 +41,15 @@ async def test_first_signal_cancels_the_work_and_later_signals_do_not_cancel_the
 ) -> None:
     with cancel_on_first_signal() as interruption:
         with pytest.raises(asyncio.CancelledError):
-            await told(number)
-        await told(*ENDING)
+            await send_signals(number)
+        await send_signals(*ENDING)
     assert interruption.received is number
 
 
 async def test_no_signal_cancels_the_cleanup_of_work_that_ended_by_itself(ours: None) -> None:
     with cancel_on_first_signal() as interruption:
         interruption.cleaning_up = True
-        await told(*ENDING)
+        await send_signals(*ENDING)
     assert interruption.received is None
 
 
@@ -65,6 +65,6 @@ async def test_previously_ignored_signal_stays_ignored_during_and_after_the_bloc
 ) -> None:
     signal.signal(number, signal.SIG_IGN)
     with cancel_on_first_signal() as interruption:
-        await told(number)
+        await send_signals(number)
     assert interruption.received is None
     assert signal.getsignal(number) is signal.SIG_IGN

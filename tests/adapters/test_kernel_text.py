@@ -105,7 +105,7 @@ def test_cgroup_name_cannot_forge_a_line(name: bytes) -> None:
     ids=repr,
 )
 def test_duplicate_or_malformed_line_of_a_hierarchy_is_unreadable(text: bytes) -> None:
-    with pytest.raises(Unreadable, match="not the kernel's"):
+    with pytest.raises(Unreadable, match="not in the kernel's format"):
         cgroup_paths(text)
 
 
@@ -139,7 +139,7 @@ def test_running_pod_is_not_reported_empty_because_of_a_forged_line(tmp_path: Pa
 
 def test_pod_is_unreadable_while_the_cgroups_of_a_candidate_process_are_unreadable(tmp_path: Path) -> None:
     main, tree = one_process_of_a_v1_pod(tmp_path, b"x\n8:pids:/elsewhere")
-    with pytest.raises(Unreadable, match="not the kernel's"):
+    with pytest.raises(Unreadable, match="not in the kernel's format"):
         tree.members(main, "main", CgroupTally(OWN, ProcFs(tmp_path)))
     (main.parent.parent / f"pod{VICTIM}" / "main" / "inner").mkdir(parents=True)
     assert (

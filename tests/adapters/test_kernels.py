@@ -17,7 +17,7 @@ PTX = Path(__file__).parents[2] / "scrubber/adapters/cuda/kernels.ptx"
 SHARED_BYTES = 16 * 1024
 CLEARED_REGISTER_BYTES = 240 * 256 * 4
 SMS = 3
-PATIENCE = 10**9
+SPIN_LIMIT = 10**9
 SIZES = (16, 32, 16 * 31, 16 * 32, 16 * 33, 4096, 65536 + 16)
 SHAPES = ((1, 1), (1, 32), (3, 7), (8, 64), (200, 256))
 NONCE = 0x0123456789ABCDEF
@@ -263,7 +263,7 @@ def on_chip(gpu: Gpu, kernel: str, *, rounds: int = 1, grid: int = SMS) -> OnChi
         arrived = u64(0)
         last = (SHARED_BYTES,) if kernel == "onchip_shared" else ()
         block = 1024 if kernel == "onchip_shared" else 256
-        gpu.run(kernel, seen, residue, failed, arrived, grid, PATIENCE, *last, grid=(grid,), block=(block,))
+        gpu.run(kernel, seen, residue, failed, arrived, grid, SPIN_LIMIT, *last, grid=(grid,), block=(block,))
         assert arrived.words() == [grid]
     words = seen.words()
     marked = {64 * i + bit for i, word in enumerate(words[:16]) for bit in range(64) if word >> bit & 1}
@@ -336,7 +336,7 @@ def test_registers_are_not_counted_when_the_launch_waits_for_no_sm(gpu: Gpu) -> 
     for memory in gpu.registers:
         memory[0] = b"\x7f" * memory.size
     seen, residue, failed, arrived = u64(*[0] * 17), u64(0), u64(0), u64(0)
-    gpu.run("onchip_registers", seen, residue, failed, arrived, 0, PATIENCE, grid=(SMS,), block=(256,))
+    gpu.run("onchip_registers", seen, residue, failed, arrived, 0, SPIN_LIMIT, grid=(SMS,), block=(256,))
     assert (residue.words(), failed.words()) == ([0], [0])
 
 
@@ -358,11 +358,11 @@ def as_matrix(memory: Memory, n: int) -> "numpy.typing.NDArray[numpy.uint32]":
 
 def test_both_matrix_products_are_exact_and_compare_as_equal(gpu: Gpu, matrices: tuple[Memory, Memory, int]) -> None:
     a, b, n = matrices
-    wanted = as_matrix(a, n) @ as_matrix(b, n)
+    expected = as_matrix(a, n) @ as_matrix(b, n)
     tiled, naive, errors = Memory(4 * n * n), Memory(4 * n * n), u64(0)
     for kernel, product in (("matmul_tiled", tiled), ("matmul_naive", naive)):
         gpu.run(kernel, a, b, product, n, grid=(n // 16, n // 16), block=(16, 16))
-        assert (as_matrix(product, n) == wanted).all()
+        assert (as_matrix(product, n) == expected).all()
     gpu.run("compare_u32", tiled, naive, n * n, errors)
     assert errors.words() == [0]
 

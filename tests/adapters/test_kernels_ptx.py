@@ -54,9 +54,9 @@ def test_shipped_ptx_loads_on_every_cuda_12_driver_and_every_gpu_since_volta(sou
 @each_source
 def test_ptx_assembles_for_every_architecture_without_register_spills(source: Path, architecture: str) -> None:
     """A spilled value of the on-chip pass would mean a register that was not cleared, and a copy of it in memory."""
-    said = assembled(source.with_suffix(".ptx"), architecture)
-    assert said
-    for kernel, words in said.items():
+    output = assembled(source.with_suffix(".ptx"), architecture)
+    assert output
+    for kernel, words in output.items():
         assert "0 bytes spill stores, 0 bytes spill loads" in words, kernel
 
 

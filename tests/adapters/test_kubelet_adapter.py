@@ -25,7 +25,7 @@ from scrubber.wire import podresources_pb2 as messages
 GPU = "scrubber.dev/gpu"
 FIRST, SECOND = "1f6e5f0e-8a57-4f7c-9d57-0b8c5f2f3a11", "2d0b51c5-57b5-4a0f-8f0b-7a4f6f1e9c22"
 OURS = {"gpu-0", "gpu-1", "gpu-2"}
-PATIENCE = 20.0
+DEADLINE = 20.0
 
 Answer = bytes | grpc.StatusCode
 
@@ -78,8 +78,8 @@ class Kubelet:
 
     root: Path
     answer: Answer = b""
-    asked: int = 0
-    before_answer: Callable[[], Awaitable[None]] | None = None
+    requests: int = 0
+    before_response: Callable[[], Awaitable[None]] | None = None
     server: grpc.aio.Server | None = None
     checkpointed: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -88,10 +88,10 @@ class Kubelet:
         return self.root / "kubelet.sock"
 
     async def _list(self, request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        self.asked += 1
+        self.requests += 1
         answer = self.answer
-        if self.before_answer is not None:
-            await self.before_answer()
+        if self.before_response is not None:
+            await self.before_response()
         if isinstance(answer, grpc.StatusCode):
             await context.abort(answer, "rejected by rate limit")
         return answer
@@ -283,7 +283,7 @@ async def test_socket_without_a_listener_is_unreadable(kubelet: Kubelet) -> None
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
     assert reading.trust is Trust.UNREADABLE
-    assert "takes no connection (Connection refused): is the kubelet running?" in reading.untrusted_reason
+    assert "accepts no connection (Connection refused): is the kubelet running?" in reading.untrusted_reason
 
 
 async def test_regular_file_in_place_of_the_socket_is_unreadable(kubelet: Kubelet) -> None:
@@ -334,9 +334,9 @@ async def test_hanging_kubelet_is_abandoned_at_the_deadline(kubelet: Kubelet) ->
     async def hang() -> None:
         await forever.wait()
 
-    kubelet.before_answer = hang
+    kubelet.before_response = hang
     async with kubelet.adapter(deadline=0.2) as adapter:
-        reading = await asyncio.wait_for(adapter.read(), PATIENCE)
+        reading = await asyncio.wait_for(adapter.read(), DEADLINE)
     assert reading.trust is Trust.UNREADABLE
     assert "DEADLINE_EXCEEDED" in reading.untrusted_reason
     forever.set()
@@ -344,14 +344,14 @@ async def test_hanging_kubelet_is_abandoned_at_the_deadline(kubelet: Kubelet) ->
 
 async def test_busy_kubelet_is_queried_again(kubelet: Kubelet) -> None:
     async def calm_down() -> None:
-        if kubelet.asked == 2:
+        if kubelet.requests == 2:
             kubelet.answer = listing()
 
     kubelet.answer = grpc.StatusCode.RESOURCE_EXHAUSTED
-    kubelet.before_answer = calm_down
+    kubelet.before_response = calm_down
     async with kubelet.adapter() as adapter:
         assert (await adapter.read()).trust is Trust.TRUSTED
-    assert kubelet.asked == 3
+    assert kubelet.requests == 3
 
 
 async def test_kubelet_that_rejects_every_query_is_backed_off_longer_each_time(kubelet: Kubelet) -> None:
@@ -363,7 +363,7 @@ async def test_kubelet_that_rejects_every_query_is_backed_off_longer_each_time(k
         kubelet.answer = grpc.StatusCode.RESOURCE_EXHAUSTED
         reading = await adapter.read()
         assert reading.trust is Trust.UNREADABLE
-        assert "asks it too often" in reading.untrusted_reason
+        assert "queries it too often" in reading.untrusted_reason
         assert clock.slept[:5] == [0.02, 0.04, 0.08, 0.16, 0.32]
         assert set(clock.slept[5:]) == {0.5}
         kubelet.answer = listing()
@@ -378,7 +378,7 @@ async def test_queries_stay_below_the_kubelets_rate_limit(kubelet: Kubelet) -> N
         for _ in range(108):
             assert (await adapter.read()).trust is Trust.TRUSTED
         assert clock.monotonic() - began >= (108 - 8) / 80
-    assert kubelet.asked == 108
+    assert kubelet.requests == 108
     assert len(clock.slept) >= 1, "it was the waiting that took the time"
 
 
@@ -469,7 +469,7 @@ async def test_unreadable_checkpoint_is_a_caveat_and_keeps_a_trusted_list(kubele
         reading = await adapter.read()
     assert (reading.trust, reading.untrusted_reason) == (Trust.TRUSTED, "")
     assert any("checkpoint" in remark for remark in reading.caveats)
-    assert not reading.init_containers_known, "an init container may have had the device, and nobody would know"
+    assert not reading.init_containers_known, "an init container may have had the device unnoticed"
 
 
 async def test_checkpoint_of_another_kubelet_gives_no_knowledge_of_init_containers(kubelet: Kubelet) -> None:
@@ -552,7 +552,7 @@ async def test_device_listed_under_several_numa_nodes_is_one_device(kubelet: Kub
 async def test_list_of_thousands_of_pods_is_read_whole(kubelet: Kubelet) -> None:
     crowd = [pod(f"pod-{number}", *(f"nic-{number}-{each}" for each in range(24))) for number in range(5_000)]
     kubelet.answer = listing(*crowd, pod("train", "gpu-0"))
-    assert len(kubelet.answer) > 4 * 1024 * 1024, "more than gRPC takes unless told otherwise"
+    assert len(kubelet.answer) > 4 * 1024 * 1024, "more than gRPC accepts by default"
     async with kubelet.adapter() as adapter:
         reading = await adapter.read()
     assert reading.trust is Trust.TRUSTED
@@ -566,7 +566,7 @@ async def test_oversized_list_is_not_requested_repeatedly(kubelet: Kubelet) -> N
         reading = await adapter.read()
     assert reading.trust is Trust.UNREADABLE
     assert "larger than max" in reading.untrusted_reason
-    assert kubelet.asked == 1
+    assert kubelet.requests == 1
 
 
 async def test_pods_have_no_uid_without_log_directories(kubelet: Kubelet) -> None:
@@ -585,18 +585,18 @@ async def test_concurrent_callers_share_a_query_but_never_one_that_began_earlier
         on_the_wire.set()
         await go_on.wait()
 
-    kubelet.before_answer = wait
+    kubelet.before_response = wait
     kubelet.answer = listing()
     async with kubelet.adapter() as adapter:
         early = [asyncio.create_task(adapter.read()) for _ in range(5)]
-        await asyncio.wait_for(on_the_wire.wait(), PATIENCE)
+        await asyncio.wait_for(on_the_wire.wait(), DEADLINE)
         kubelet.answer = listing(pod("train", "gpu-0"))
         late = [asyncio.create_task(adapter.read()) for _ in range(20)]
         await asyncio.sleep(0)
         go_on.set()
         old: list[KubeletReading] = await asyncio.gather(*early)
         new: list[KubeletReading] = await asyncio.gather(*late)
-    assert kubelet.asked == 2
+    assert kubelet.requests == 2
     assert {reading.listed_assignments("gpu-0") for reading in old} == {()}
     assert all(reading.listed_assignments("gpu-0") for reading in new)
     assert new[0].started_at > old[0].started_at
@@ -609,16 +609,16 @@ async def test_cancelled_caller_does_not_cancel_the_shared_query(kubelet: Kubele
         on_the_wire.set()
         await go_on.wait()
 
-    kubelet.before_answer = wait
+    kubelet.before_response = wait
     kubelet.answer = listing()
     async with kubelet.adapter() as adapter:
         impatient, patient = asyncio.create_task(adapter.read()), asyncio.create_task(adapter.read())
-        await asyncio.wait_for(on_the_wire.wait(), PATIENCE)
+        await asyncio.wait_for(on_the_wire.wait(), DEADLINE)
         impatient.cancel()
         go_on.set()
-        assert (await asyncio.wait_for(patient, PATIENCE)).trust is Trust.TRUSTED
+        assert (await asyncio.wait_for(patient, DEADLINE)).trust is Trust.TRUSTED
     assert impatient.cancelled()
-    assert kubelet.asked == 1
+    assert kubelet.requests == 1
 
 
 async def test_closing_the_adapter_leaves_no_query_pending(kubelet: Kubelet) -> None:
@@ -628,10 +628,10 @@ async def test_closing_the_adapter_leaves_no_query_pending(kubelet: Kubelet) -> 
         on_the_wire.set()
         await forever.wait()
 
-    kubelet.before_answer = hang
+    kubelet.before_response = hang
     async with kubelet.adapter() as adapter:
         reader = asyncio.create_task(adapter.read())
-        await asyncio.wait_for(on_the_wire.wait(), PATIENCE)
+        await asyncio.wait_for(on_the_wire.wait(), DEADLINE)
     await asyncio.wait([reader])
     assert reader.cancelled()
     assert [task for task in asyncio.all_tasks() if task.get_name() == "kubelet-question"] == []

@@ -27,7 +27,7 @@ from scrubber.adapters.kubelet.rate_limiter import RateLimiter
 from scrubber.domain.assignment import KubeletReading, Trust
 from scrubber.domain.errors import Unavailable, Unreadable
 from tests.adapters.test_children_zygote import ended
-from tests.pods import CGROUP_WAYS, PATIENCE, MarkerGround, Node, ground_of, new_pod, node_of, only_with
+from tests.pods import CGROUP_WAYS, DEADLINE, MarkerGround, Node, ground_of, new_pod, node_of, only_with
 from tests.relay import compiled
 
 FORGED = ListedPod("team-a", "forged", {})
@@ -64,9 +64,9 @@ MODULES = os.pathsep.join(path or os.getcwd() for path in sys.path)
 
 
 @asynccontextmanager
-async def asking(path: Path, in_a_pod: PodUidLookup | None) -> AsyncIterator[PodResourcesClient]:
+async def querying(path: Path, in_a_pod: PodUidLookup | None) -> AsyncIterator[PodResourcesClient]:
     resources = PodResourcesClient(
-        path, clock=SystemClock(), deadline=PATIENCE, rate_limiter=RateLimiter(rate=100, burst=10), pod_uid_of=in_a_pod
+        path, clock=SystemClock(), deadline=DEADLINE, rate_limiter=RateLimiter(rate=100, burst=10), pod_uid_of=in_a_pod
     )
     try:
         yield resources
@@ -115,14 +115,16 @@ async def test_kubelet_that_runs_in_a_pod_is_refused(short_tmp: Path, way: str) 
     async with node_of(ground_of(way)) as node:
         containers = node.ground.containers()
         forger = await node.start(pod, "main", KUBELET, str(path), MODULES)
-        async with asking(path, containers.pod_uid_of) as resources:
-            with pytest.raises(Unavailable, match=rf"{path} lives in pod {pod.uid} \(PID {forger.pid}\): end that pod"):
+        async with querying(path, containers.pod_uid_of) as resources:
+            with pytest.raises(
+                Unavailable, match=rf"{path} belongs to pod {pod.uid} \(PID {forger.pid}\): delete that pod"
+            ):
                 await resources.list_pods(resources.socket_identity())
         reading = await reading_of(path, containers.pod_uid_of)
         assert (reading.trust, reading.assignments) == (Trust.UNREADABLE, ())
-        assert "lives in pod" in reading.untrusted_reason
+        assert "belongs to pod" in reading.untrusted_reason
         # It is a working kubelet; only its cgroup is wrong.
-        async with asking(path, nobodys) as resources:
+        async with querying(path, nobodys) as resources:
             assert await resources.list_pods(resources.socket_identity()) == (FORGED,)
 
 
@@ -138,7 +140,7 @@ async def test_kubelet_in_a_pod_cannot_evade_detection_by_changing_threads(short
             await reason_not_kubelet(str(path), own_uid=os.geteuid(), pod_uid_of=containers.pod_uid_of)
             for _ in range(50)
         ]
-        assert {doubt.partition(" ")[0] for doubt in doubts} <= {"lives", "may"}, set(doubts)
+        assert {doubt.partition(" ")[0] for doubt in doubts} <= {"belongs", "may"}, set(doubts)
 
 
 @only_with(CGROUP_WAYS)
@@ -147,11 +149,11 @@ async def test_socket_replaced_by_a_pod_is_detected_at_the_next_query(short_tmp:
     async with node_of(ground_of(CGROUP_WAYS[0])) as node:
         containers = node.ground.containers()
         await node.start(new_pod(), "main", KUBELET, str(forged), MODULES)
-        async with node_of(MarkerGround()) as bench, asking(path, containers.pod_uid_of) as resources:
+        async with node_of(MarkerGround()) as bench, querying(path, containers.pod_uid_of) as resources:
             await bench.start(new_pod(), "main", KUBELET, str(path), MODULES)
             assert await resources.list_pods(resources.socket_identity()) == (FORGED,)
             forged.rename(path)
-            with pytest.raises(Unavailable, match="lives in pod"):
+            with pytest.raises(Unavailable, match="belongs to pod"):
                 await resources.list_pods(resources.socket_identity())
 
 
@@ -159,29 +161,29 @@ async def test_host_process_of_our_user_is_accepted_as_kubelet(bench: Node, shor
     """The emulator's kubelet is such a process; so is a real kubelet, which runs as root."""
     path = short_tmp / "kubelet.sock"
     await bench.start(new_pod(), "main", KUBELET, str(path), MODULES)
-    async with asking(path, nobodys) as resources:
+    async with querying(path, nobodys) as resources:
         assert await resources.list_pods(resources.socket_identity()) == (FORGED,)
 
 
 async def test_listening_process_is_checked_once_per_connection(bench: Node, short_tmp: Path) -> None:
-    path, asked = short_tmp / "kubelet.sock", list[int]()
+    path, checks = short_tmp / "kubelet.sock", list[int]()
 
     async def in_a_pod(pid: int) -> str | None:
-        asked.append(pid)
+        checks.append(pid)
         return None
 
     first = await bench.start(new_pod(), "main", KUBELET, str(path), MODULES)
-    async with asking(path, in_a_pod) as resources:
+    async with querying(path, in_a_pod) as resources:
         for _ in range(3):
             await resources.list_pods(resources.socket_identity())
-        assert asked == [first.pid]
+        assert checks == [first.pid]
         await resources.close()
         await resources.list_pods(resources.socket_identity())
-        assert asked == [first.pid, first.pid]
+        assert checks == [first.pid, first.pid]
         path.unlink()
         second = await bench.start(new_pod(), "main", KUBELET, str(path), MODULES)
         await resources.list_pods(resources.socket_identity())
-        assert asked == [first.pid, first.pid, second.pid]
+        assert checks == [first.pid, first.pid, second.pid]
 
 
 async def test_query_goes_to_the_checked_process_although_the_path_was_swapped(bench: Node, short_tmp: Path) -> None:
@@ -198,7 +200,7 @@ async def test_query_goes_to_the_checked_process_although_the_path_was_swapped(b
             forged.rename(real)
             return None
 
-        async with asking(path, in_a_pod) as resources:
+        async with querying(path, in_a_pod) as resources:
             assert await resources.list_pods(resources.socket_identity()) == (FORGED,)
         forgery.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -210,19 +212,19 @@ async def test_ended_listening_process_is_not_confused_with_the_sockets_new_owne
     left = await bench.start(new_pod(), "main", INHERITED, str(path))
     # The process that opened the socket was in the pod's cgroup; a query by its PID now would describe another process.
     await ended(left.pid)  # not its wait(), which also waits for every process that has its output open
-    async with asking(path, nobodys) as resources:
-        with pytest.raises(Unavailable, match=rf"that one \(PID {left.pid}\) has ended; restart the kubelet"):
+    async with querying(path, nobodys) as resources:
+        with pytest.raises(Unavailable, match=rf"that one \(PID {left.pid}\) has exited; restart the kubelet"):
             await resources.list_pods(resources.socket_identity())
 
 
 async def test_kubelet_with_an_unreadable_cgroup_is_refused(short_tmp: Path) -> None:
     async def unreadable(pid: int) -> str | None:
-        raise Unreadable("The kernel's description of a process makes no sense.")
+        raise Unreadable("The kernel's description of a process is invalid.")
 
     path = short_tmp / "kubelet.sock"
     with listening(path):
-        async with asking(path, unreadable) as resources:
-            with pytest.raises(Unavailable, match=r"may live in a pod: the cgroup of its process \d+ cannot be read"):
+        async with querying(path, unreadable) as resources:
+            with pytest.raises(Unavailable, match=r"may belong to a pod: the cgroup of its process \d+ cannot be read"):
                 await resources.list_pods(resources.socket_identity())
 
 
@@ -239,7 +241,8 @@ signal.pause()
 
 if os.geteuid() != 0:
     print(
-        "NOT TESTED HERE: a kubelet of another user (nobody but root may start a process as one)", file=sys.__stderr__
+        "NOT TESTED HERE: a kubelet of another user (only root may start a process of another user)",
+        file=sys.__stderr__,
     )
 
 
@@ -251,7 +254,7 @@ async def test_kubelet_that_runs_as_an_unprivileged_user_is_refused(bench: Node,
     open_to_all.chmod(0o777)
     path = open_to_all / "kubelet.sock"
     await bench.start(new_pod(), "main", AS_ANOTHER_USER, str(path))
-    async with asking(path, nobodys) as resources:
+    async with querying(path, nobodys) as resources:
         with pytest.raises(Unavailable, match=r"runs as uid 65533 .* a kubelet runs as root"):
             await resources.list_pods(resources.socket_identity())
 
@@ -264,9 +267,12 @@ def _can_unshare() -> bool:
 
 CAN_UNSHARE = _can_unshare()
 if not CAN_UNSHARE:
-    print("NOT TESTED HERE: a kubelet outside our PID namespace (nobody may make a PID namespace)", file=sys.__stderr__)
+    print(
+        "NOT TESTED HERE: a kubelet outside our PID namespace (creating a PID namespace is not permitted)",
+        file=sys.__stderr__,
+    )
 
-ASK_FROM_HERE = """
+QUERY_FROM_HERE = """
 import asyncio, os, sys
 from scrubber.adapters.kubelet.listening_process import reason_not_kubelet
 print(asyncio.run(reason_not_kubelet(sys.argv[1], own_uid=os.geteuid(), pod_uid_of=None)))
@@ -276,11 +282,11 @@ print(asyncio.run(reason_not_kubelet(sys.argv[1], own_uid=os.geteuid(), pod_uid_
 @only_with(CAN_UNSHARE)
 def test_kubelet_outside_our_pid_namespace_is_refused(short_tmp: Path) -> None:
     with listening(short_tmp / "kubelet.sock") as server:
-        asked = subprocess.run(
-            ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", ASK_FROM_HERE, server.getsockname()],
-            capture_output=True, text=True, check=True, timeout=PATIENCE,
+        result = subprocess.run(
+            ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", QUERY_FROM_HERE, server.getsockname()],
+            capture_output=True, text=True, check=True, timeout=DEADLINE,
         )  # fmt: skip
-    assert "is in no PID namespace that is seen from here: the service must run in the node's" in asked.stdout
+    assert "is in a PID namespace that is not visible from here: the service must run in the node's" in result.stdout
 
 
 async def test_kubelet_with_a_full_accept_queue_blocks_no_caller(short_tmp: Path) -> None:
@@ -289,8 +295,8 @@ async def test_kubelet_with_a_full_accept_queue_blocks_no_caller(short_tmp: Path
         server.bind(str(path))
         server.listen(0)
         waiting.connect(str(path))
-        async with asking(path, nobodys) as resources:
-            with pytest.raises(Unavailable, match="takes no connection"):
+        async with querying(path, nobodys) as resources:
+            with pytest.raises(Unavailable, match="accepts no connection"):
                 await resources.list_pods(resources.socket_identity())
 
 

@@ -19,11 +19,11 @@ def seen(at: float, pods: int | None, socket: SocketIdentity | None = SOCKET, **
     return replace(ListAttempt(at, socket, pods), **more)  # type: ignore[arg-type]
 
 
-def judged(*attempts: ListAttempt, standing: TrustState = PROVED) -> TrustVerdict:
+def judged(*attempts: ListAttempt, state: TrustState = PROVED) -> TrustVerdict:
     verdict = None
     for attempt in attempts:
-        verdict = judge_trust(standing, attempt, restart_grace=SETTLE)
-        standing = verdict.state
+        verdict = judge_trust(state, attempt, restart_grace=SETTLE)
+        state = verdict.state
     assert verdict is not None
     return verdict
 
@@ -45,15 +45,15 @@ def test_empty_list_after_a_failed_query_is_untrusted(socket: SocketIdentity | N
 
 
 def test_kubelet_that_was_too_busy_to_answer_stays_proven() -> None:
-    busy = seen(10, None, answered=True, failure="It is asked too often.")
-    assert judged(busy) == TrustVerdict(Trust.UNREADABLE, "It is asked too often.", PROVED)
+    busy = seen(10, None, answered=True, failure="Too many requests.")
+    assert judged(busy) == TrustVerdict(Trust.UNREADABLE, "Too many requests.", PROVED)
     assert judged(busy, seen(11, 0)).trust is Trust.TRUSTED
 
 
 def test_restarted_kubelet_that_is_too_busy_to_answer_is_not_proven() -> None:
     busy = seen(10, None, RESTARTED, answered=True)
     assert judged(busy, seen(11, 0, RESTARTED)).trust is Trust.EMPTY_AFTER_RESTART
-    first = judged(busy, seen(11, 0, RESTARTED), standing=TrustState())
+    first = judged(busy, seen(11, 0, RESTARTED), state=TrustState())
     assert first.trust is Trust.EMPTY_AFTER_RESTART
 
 
@@ -110,14 +110,14 @@ def test_each_kubelet_restart_begins_the_stabilization_period_again() -> None:
 )
 def test_socket_age_shows_at_service_start_whether_the_kubelet_is_young(age: float, trust: Trust) -> None:
     first = seen(1_000, 0, replace(SOCKET, age=age))
-    assert judged(first, standing=TrustState()).trust is trust
+    assert judged(first, state=TrustState()).trust is trust
 
 
 def test_young_kubelet_is_trusted_by_its_own_age_not_by_the_services() -> None:
     first = seen(1_000, 0, replace(SOCKET, age=SETTLE - 1))
-    assert judged(first, seen(1_002, 0), standing=TrustState()).trust is Trust.TRUSTED
+    assert judged(first, seen(1_002, 0), state=TrustState()).trust is Trust.TRUSTED
 
 
 def test_kubelet_that_started_after_the_service_is_young() -> None:
     away = seen(5, None, None, failure="away")
-    assert judged(away, seen(6, 0), standing=TrustState()).trust is Trust.EMPTY_AFTER_RESTART
+    assert judged(away, seen(6, 0), state=TrustState()).trust is Trust.EMPTY_AFTER_RESTART

@@ -117,7 +117,7 @@ class TestEveryLedger:
     async def test_record_must_follow_the_stored_version_by_one(self, bench: Bench, version: int) -> None:
         ledger, _ = await bench.start()
         await ledger.commit(LedgerChange(records=(record(1),)))
-        with pytest.raises(LedgerFailure, match=f"version {version}, the ledger has 1"):
+        with pytest.raises(LedgerFailure, match=f"version {version}, but the ledger has 1"):
             await ledger.commit(LedgerChange(records=(record(version),)))
 
     async def test_one_change_may_advance_a_device_by_several_versions(self, bench: Bench) -> None:
@@ -134,7 +134,7 @@ class TestEveryLedger:
         used = certificate("C-1", next_grant=1)
         await ledger.commit(LedgerChange(certificates=(used,), events=(event("handover.granted", certificate="C-1"),)))
         for again in (certificate("C-1"), certificate("C-1", next_grant=2)):
-            with pytest.raises(LedgerFailure, match="C-1, which is used up"):
+            with pytest.raises(LedgerFailure, match="C-1, which was already used"):
                 await ledger.commit(LedgerChange(certificates=(again,)))
         await ledger.commit(LedgerChange(certificates=(used,)))
         (entry,) = await ledger.history(HistoryQuery())
@@ -208,7 +208,7 @@ class TestEveryLedger:
         _, state = await bench.start()
         assert state == LedgerState()
 
-    async def test_audit_trail_stays_within_its_bound_and_intact(self, bench: Bench) -> None:
+    async def test_audit_log_stays_within_its_bound_and_intact(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
         for number in range(3 * ROWS):
             await ledger.commit(LedgerChange(events=(event(number=number), event(number=number))))

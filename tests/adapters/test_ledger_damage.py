@@ -174,7 +174,7 @@ class TestDamagedLedger:
     async def test_write_ahead_log_without_its_database_is_refused(self, home: Path) -> None:
         home.mkdir(mode=0o700)
         (home / "ledger.db-wal").write_bytes(b"frames")
-        assert "ledger.db-wal shows that there was a ledger" in await refusal(home)
+        assert "ledger.db-wal shows that a ledger existed" in await refusal(home)
         assert (home / "ledger.db-wal").read_bytes() == b"frames"
 
     async def test_emptied_database_is_refused(self, home: Path) -> None:
@@ -187,8 +187,8 @@ class TestDamagedLedger:
         await fill(home)
         assert (home / "ledger.db").stat().st_size > kept
         os.truncate(home / "ledger.db", kept)
-        sentence = await refusal(home)
-        assert "move its state directory aside as evidence, and start anew" in sentence
+        message = await refusal(home)
+        assert "move its state directory aside as evidence, and start the service with an empty one" in message
 
     async def test_file_that_is_no_database_is_refused(self, home: Path) -> None:
         await fill(home)
@@ -230,7 +230,7 @@ class TestDamagedLedger:
         await fill(home)
         newer = SCHEMA + 1
         tamper(home, f"PRAGMA user_version = {newer}", around_triggers=False)
-        assert f"written by a newer version of this program (schema {newer}, this one knows {SCHEMA})" in await refusal(
+        assert f"written by a newer version of this program (schema {newer}; this one reads {SCHEMA})" in await refusal(
             home
         )
         connection = sqlite3.connect(home / "ledger.db")
@@ -238,7 +238,7 @@ class TestDamagedLedger:
         connection.close()
 
     @pytest.mark.parametrize(
-        ("statement", "complaint"),
+        ("statement", "message"),
         [
             ("UPDATE audit SET actor = 'uid:0' WHERE sequence = 7", "row 7 was changed"),
             ("UPDATE audit SET fields = '{}' WHERE sequence = 7", "row 7 was changed"),
@@ -247,8 +247,8 @@ class TestDamagedLedger:
             ("DELETE FROM audit WHERE sequence > 15", "ends at row 15, but 20 rows were written"),
             ("DELETE FROM audit", "ends at row 0, but 20 rows were written"),
             ("UPDATE chain SET head_hash = ''", "is not the recorded head"),
-            ("UPDATE chain SET pruned_sequence = 3", "where row 4 belongs"),
-            ("DELETE FROM chain", "head of the audit trail is gone"),
+            ("UPDATE chain SET pruned_sequence = 3", "where row 4 is expected"),
+            ("DELETE FROM chain", "head of the audit log is missing"),
             ("UPDATE devices SET hygiene = 'clean'", "do not agree"),
             ("UPDATE devices SET document = replace(document, 'dirty', 'tidy')", "'tidy' is not a Hygiene"),
             ("UPDATE devices SET document = json_insert(document, '$.extra', 1)", "unknown field extra"),
@@ -256,10 +256,10 @@ class TestDamagedLedger:
             ("CREATE TABLE more (id INTEGER)", "tables of the ledger"),
         ],
     )
-    async def test_tampering_with_the_ledger_is_detected(self, home: Path, statement: str, complaint: str) -> None:
+    async def test_tampering_with_the_ledger_is_detected(self, home: Path, statement: str, message: str) -> None:
         await fill(home)
         tamper(home, statement, around_triggers="TRIGGER" not in statement)
-        assert complaint in await refusal(home)
+        assert message in await refusal(home)
 
     @pytest.mark.parametrize(
         "statement",
@@ -272,7 +272,7 @@ class TestDamagedLedger:
             "DELETE FROM chain",
         ],
     )
-    async def test_database_schema_prevents_changes_to_the_audit_trail(self, home: Path, statement: str) -> None:
+    async def test_database_schema_prevents_changes_to_the_audit_log(self, home: Path, statement: str) -> None:
         await fill(home)
         with pytest.raises(sqlite3.IntegrityError):
             tamper(home, statement, around_triggers=False)
@@ -326,7 +326,7 @@ class TestVerifyLedger:
 
         await fill(home)
         monkeypatch.setattr("shutil.copyfile", full)
-        with pytest.raises(LedgerFailure, match=r"no room for a copy of the ledger, .*; free some, or name .* TMPDIR"):
+        with pytest.raises(LedgerFailure, match=r"no space for a copy of the ledger, .*; free some, or set TMPDIR"):
             verify_ledger(home)
 
     async def test_unreadable_ledger_error_names_the_users_with_access(
@@ -338,7 +338,7 @@ class TestVerifyLedger:
         await fill(home)
         monkeypatch.setattr("shutil.copyfile", kept_out)
         with pytest.raises(
-            LedgerFailure, match=f"You may not read the ledger in {home} .*; look at it as root, or ask"
+            LedgerFailure, match=f"You may not read the ledger in {home} .*; run this command as root, or use"
         ):
             verify_ledger(home)
 
@@ -352,7 +352,7 @@ def remove(home: Path) -> None:
     shutil.rmtree(home)
 
 
-def remove_and_make_anew(home: Path) -> None:
+def remove_and_recreate(home: Path) -> None:
     shutil.rmtree(home)
     home.mkdir(mode=0o700)
     (home / "ledger.db").touch()
@@ -379,7 +379,7 @@ class TestFilesRemovedWhileOpen:
         "act",
         [
             remove,
-            remove_and_make_anew,
+            remove_and_recreate,
             rename_the_directory,
             rename("ledger.db"),
             rename("ledger.db-wal"),
@@ -395,7 +395,9 @@ class TestFilesRemovedWhileOpen:
         await ledger.commit(LedgerChange(records=(record(1),), events=(event(),)))
         act(home)
         for version in (2, 3):
-            with pytest.raises(LedgerFailure, match=f"{home}.*put the file back.*, or restart the service") as failed:
+            with pytest.raises(
+                LedgerFailure, match=f"{home}.*restore the file to its place.*, or restart the service"
+            ) as failed:
                 await ledger.commit(LedgerChange(records=(record(version),), events=(event(),)))
             assert ledger.health() == str(failed.value)
         assert (await ledger.history(HistoryQuery()))[0].sequence == 1

@@ -1,4 +1,4 @@
-"""Queries of the past: history with filters, the whole trail page by page, its head, and certificates by their id."""
+"""Queries of the past: history with filters, the whole audit log page by page, its head, and certificates by their id."""
 
 import asyncio
 import shutil
@@ -11,7 +11,7 @@ from scrubber.adapters.ledger.chain import verify_chain
 from scrubber.adapters.ledger.offline import read_pages
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import AlreadyRunning, InvalidRequest, LedgerFailure, NotReady
-from scrubber.ports.record import CHAIN_START, AuditHead, AuditRow, Event, HistoryQuery, LedgerChange, TrailPage
+from scrubber.ports.record import CHAIN_START, AuditHead, AuditLogPage, AuditRow, Event, HistoryQuery, LedgerChange
 from tests.adapters.ledger_bench import KINDS, AnyLedger, Bench, bench_of
 from tests.ledger_samples import GPU, OTHER_GPU, certificate, event, fill, record
 
@@ -35,12 +35,12 @@ async def grow(ledger: AnyLedger, rows: int) -> None:
     await ledger.commit(LedgerChange(events=tuple(event(number=number) for number in range(rows))))
 
 
-async def whole(ledger: AnyLedger, after: int = 0) -> tuple[list[TrailPage], list[AuditRow]]:
+async def whole(ledger: AnyLedger, after: int = 0) -> tuple[list[AuditLogPage], list[AuditRow]]:
     read = [page async for page in ledger.pages(after)]
     return read, [row for page in read for row in page.rows]
 
 
-TOLD = (
+EVENTS = (
     event("handover.granted", at=1.0, tenant="red"),
     event("scrub.finished", at=2.0, outcome="passed"),
     event("scrub.finished", at=3.0, device=OTHER_GPU, outcome="failed"),
@@ -96,19 +96,19 @@ class TestHistory:
         self, bench: Bench, query: HistoryQuery, sequences: list[int]
     ) -> None:
         ledger, _ = await bench.start()
-        await ledger.commit(LedgerChange(events=TOLD))
+        await ledger.commit(LedgerChange(events=EVENTS))
         assert await found(ledger, query) == sequences
 
     async def test_rare_event_is_found_however_old(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
-        await ledger.commit(LedgerChange(events=TOLD[:2]))
+        await ledger.commit(LedgerChange(events=EVENTS[:2]))
         await grow(ledger, 2 * VISIT + 7)
-        await ledger.commit(LedgerChange(events=TOLD[6:7]))
+        await ledger.commit(LedgerChange(events=EVENTS[6:7]))
         newest = ledger.head().sequence
         assert await found(ledger, HistoryQuery(outcome="passed")) == [newest, 2]
         assert await found(ledger, HistoryQuery(outcome="passed", device=GPU, limit=2)) == [newest, 2]
         assert await found(ledger, HistoryQuery(tenant="red")) == [1]
-        assert await found(ledger, HistoryQuery(tenant="nobody")) == []
+        assert await found(ledger, HistoryQuery(tenant="unknown")) == []
         assert await found(ledger, HistoryQuery(events=("handover.",))) == [1]
         assert await found(ledger, HistoryQuery(outcome="passed", before=newest)) == [2]
 
@@ -125,8 +125,8 @@ class TestHistory:
     async def test_history_before_a_row_that_does_not_exist_is_refused(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
         assert await found(ledger, HistoryQuery(before=1)) == []
-        await ledger.commit(LedgerChange(events=TOLD))
-        with pytest.raises(InvalidRequest, match="ends at row 8: there is no row 10 to look back from"):
+        await ledger.commit(LedgerChange(events=EVENTS))
+        with pytest.raises(InvalidRequest, match="ends at row 8: there is no row 10 to start before"):
             await ledger.history(HistoryQuery(before=10))
         with pytest.raises(InvalidRequest, match="there is no row 18446744073709551615"):
             await ledger.history(HistoryQuery(before=2**64 - 1))
@@ -134,7 +134,7 @@ class TestHistory:
     @pytest.mark.parametrize("rows", [VISIT - 1, VISIT, VISIT + 1, 2 * VISIT])
     async def test_oldest_row_is_found_at_any_batch_boundary(self, bench: Bench, rows: int) -> None:
         ledger, _ = await bench.start()
-        await ledger.commit(LedgerChange(events=TOLD[:1]))
+        await ledger.commit(LedgerChange(events=EVENTS[:1]))
         await grow(ledger, rows - 1)
         assert await found(ledger, HistoryQuery(tenant="red")) == [1]
         assert len(await found(ledger, HistoryQuery(limit=ROWS))) == rows
@@ -150,12 +150,12 @@ class TestHistory:
         assert list(await looking) == [], "it is a look at what was there when it came by"
 
 
-class TestTrailPages:
-    async def test_empty_trail_is_one_empty_page(self, bench: Bench) -> None:
+class TestAuditLogPages:
+    async def test_empty_audit_log_is_one_empty_page(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
-        assert [page async for page in ledger.pages()] == [TrailPage(CHAIN_START, CHAIN_START)]
+        assert [page async for page in ledger.pages()] == [AuditLogPage(CHAIN_START, CHAIN_START)]
 
-    async def test_trail_pages_are_bounded_and_oldest_first(self, bench: Bench) -> None:
+    async def test_audit_log_pages_are_bounded_and_oldest_first(self, bench: Bench) -> None:
         ledger, _ = await bench.start()
         await grow(ledger, 2 * PAGE + 3)
         read, rows = await whole(ledger)
@@ -165,7 +165,7 @@ class TestTrailPages:
         assert (report.intact, report.rows) == (True, 2 * PAGE + 3)
 
     @pytest.mark.parametrize(("rows", "expected"), [(PAGE, [PAGE]), (PAGE + 1, [PAGE, 1])])
-    async def test_trail_has_no_empty_last_page(self, bench: Bench, rows: int, expected: list[int]) -> None:
+    async def test_audit_log_has_no_empty_last_page(self, bench: Bench, rows: int, expected: list[int]) -> None:
         ledger, _ = await bench.start()
         await grow(ledger, rows)
         read, _ = await whole(ledger)
@@ -221,8 +221,8 @@ async def short(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await made.end()
 
 
-class TestPagesOfAPrunedTrail:
-    async def test_pruned_trail_starts_after_the_pruned_rows(self, short: Bench) -> None:
+class TestPagesOfAPrunedAuditLog:
+    async def test_pruned_audit_log_starts_after_the_pruned_rows(self, short: Bench) -> None:
         ledger, _ = await short.start()
         await grow(ledger, PAGE)
         await grow(ledger, 200)
@@ -240,7 +240,7 @@ class TestPagesOfAPrunedTrail:
         await anext(reading)
         await grow(ledger, PAGE + 50)
         await grow(ledger, PAGE + 50)
-        with pytest.raises(NotReady, match=rf"Audit rows {PAGE + 1} to \d+ were given up, .*; ask again"):
+        with pytest.raises(NotReady, match=rf"Audit rows {PAGE + 1} to \d+ were pruned while .*; retry"):
             await anext(reading)
         assert await whole(ledger)
 
@@ -273,7 +273,7 @@ class TestSqliteLedgerPages:
         assert sum(len(page.rows) for page in read) == 100
         assert max(sum(len(row.fields) for row in page.rows) for page in read) < 2 * 1024 * 1024
 
-    async def test_trail_of_a_stopped_service_reads_the_same(self, tmp_path: Path) -> None:
+    async def test_audit_log_of_a_stopped_service_reads_the_same(self, tmp_path: Path) -> None:
         home = tmp_path / "ledger"
         await fill(home, commits=12)
         offline = list(read_pages(home))
@@ -281,13 +281,13 @@ class TestSqliteLedgerPages:
         await ledger.load()
         assert [page async for page in ledger.pages()] == offline
         assert len(offline[0].rows) == 12
-        with pytest.raises(AlreadyRunning, match="ask that service, stop it first, or look at a copy"):
+        with pytest.raises(AlreadyRunning, match="query that service, stop it first, or use a copy"):
             list(read_pages(home))
         await ledger.close()
         with pytest.raises(InvalidRequest):
             list(read_pages(home, after=13))
 
-    async def test_trail_includes_the_write_ahead_log_of_a_killed_service(self, tmp_path: Path) -> None:
+    async def test_audit_log_includes_the_write_ahead_log_of_a_killed_service(self, tmp_path: Path) -> None:
         home, copy = tmp_path / "ledger", tmp_path / "copy"
         ledger = SqliteLedger(home)
         await ledger.load()

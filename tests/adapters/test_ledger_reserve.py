@@ -27,7 +27,7 @@ from tests.ledger_samples import GPU, certificate, event, grant, record, scrub
 from tests.pods import only_with
 
 SIZE = 16 * SLICE_BYTES
-NO_SPACE = "No space left for the ledger in .*; free some, hand-overs are refused until then"
+NO_SPACE = "No space left for the ledger in .*; free some. Hand-overs are refused until then"
 
 
 def _mount(directory: Path) -> bool:
@@ -48,7 +48,9 @@ def _can_mount() -> bool:
 
 CAN_MOUNT = _can_mount()
 if not CAN_MOUNT:
-    print("NOT TESTED HERE: the ledger's reserve on a full disk (nobody may mount a tmpfs)", file=sys.__stderr__)
+    print(
+        "NOT TESTED HERE: the ledger's reserve on a full disk (mounting a tmpfs is not permitted)", file=sys.__stderr__
+    )
 
 
 @dataclass(frozen=True, slots=True)

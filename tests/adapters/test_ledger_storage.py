@@ -101,7 +101,7 @@ class TestStorageFailures:
         await ledger.commit(LedgerChange(records=(record(1),), events=(event(),)))
         with cramped.full():
             with pytest.raises(
-                LedgerFailure, match=f"{cramped.directory}.* hand-overs are refused until then"
+                LedgerFailure, match=f"{cramped.directory}.* Hand-overs are refused until then"
             ) as failed:
                 await commit_until_it_fails(ledger)
             assert ledger.health() == str(failed.value)
@@ -118,7 +118,7 @@ class TestStorageFailures:
         await fill(home)
         read_only(home)
         ledger = SqliteLedger(home)
-        with pytest.raises(LedgerFailure, match="hand-overs are refused until then"):
+        with pytest.raises(LedgerFailure, match="Hand-overs are refused until then"):
             await ledger.load()
         await ledger.close()
 
@@ -232,7 +232,10 @@ PRIMARY_CODES = {
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (sqlite3.SQLITE_FULL, "No space left for the ledger in /var/lib/scrubber; free some, hand-overs are refused"),
+        (
+            sqlite3.SQLITE_FULL,
+            "No space left for the ledger in /var/lib/scrubber; free some. Hand-overs are refused",
+        ),
         (sqlite3.SQLITE_READONLY, "read-only"),
         (sqlite3.SQLITE_READONLY_DBMOVED, "read-only"),
         (sqlite3.SQLITE_CORRUPT, "is damaged"),
@@ -247,10 +250,10 @@ PRIMARY_CODES = {
 def test_every_sqlite_failure_has_an_actionable_message(code: int, words: str) -> None:
     error = sqlite3.OperationalError("the library's words")
     error.sqlite_errorcode = code
-    sentence = str(ledger_failure(error, Path("/var/lib/scrubber")))
-    assert words in sentence
-    assert "/var/lib/scrubber" in sentence
-    assert sentence.endswith(".")
+    message = str(ledger_failure(error, Path("/var/lib/scrubber")))
+    assert words in message
+    assert "/var/lib/scrubber" in message
+    assert message.endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -264,6 +267,6 @@ def test_every_sqlite_failure_has_an_actionable_message(code: int, words: str) -
     ],
 )
 def test_every_system_failure_has_an_actionable_message(number: int, words: str) -> None:
-    sentence = str(ledger_failure(OSError(number, os.strerror(number)), Path("/var/lib/scrubber")))
-    assert words in sentence
-    assert "hand-overs are refused" in sentence
+    message = str(ledger_failure(OSError(number, os.strerror(number)), Path("/var/lib/scrubber")))
+    assert words in message
+    assert "Hand-overs are refused" in message

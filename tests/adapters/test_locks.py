@@ -35,7 +35,7 @@ def test_lock_path_accepts_only_device_ids(tmp_path: Path) -> None:
     assert lock_path(tmp_path, "SIM-GPU-1") == tmp_path / "SIM-GPU-1"
     assert lock_path(tmp_path, "MIG-c7384736-a75d-5afc-978f-d2f1294409fd").parent == tmp_path
     for no_id in ("", "..", "../x", "service", "a/b"):
-        with pytest.raises(Unreadable, match="no id"):
+        with pytest.raises(Unreadable, match="not a device id"):
             lock_path(tmp_path, no_id)
 
 
@@ -56,7 +56,7 @@ def test_lock_holder_is_identified_until_its_process_ends(holder: subprocess.Pop
 
 def test_lock_holder_with_a_false_claim_is_unidentified(tmp_path: Path) -> None:
     lock = tmp_path / "GPU-1"
-    for claim in ("", "nobody", f"{os.getppid()} 1", f"1 {start_time(1)}", f"{os.getpid()} 1"):
+    for claim in ("", "words", f"{os.getppid()} 1", f"1 {start_time(1)}", f"{os.getpid()} 1"):
         lock.write_text(claim, encoding="ascii")
         with lock.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

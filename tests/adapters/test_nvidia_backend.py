@@ -8,16 +8,16 @@ import pytest
 
 from scrubber.domain.errors import Unavailable, Unreadable
 from scrubber.domain.telemetry import Signal
-from tests.adapters.backend_contract import BackendContract, request, unheard
-from tests.adapters.nvidia_rig import PATIENCE, NvidiaRig, started
-from tests.nvidia.world import MIB, World
+from tests.adapters.backend_contract import BackendContract, ignore_progress, request
+from tests.adapters.nvidia_rig import DEADLINE, NvidiaRig, started
+from tests.nvidia.machine import MIB, Machine
 
 
 class TestNvidiaBackend(BackendContract):
     @pytest.fixture
     async def rig(self, short_tmp: Path) -> AsyncIterator[NvidiaRig]:
-        with World.create(short_tmp / "node", mebibytes=48) as world:
-            async with started(world, short_tmp / "state", question=2.0) as rig:
+        with Machine.create(short_tmp / "node", mebibytes=48) as machine:
+            async with started(machine, short_tmp / "state", question=2.0) as rig:
                 yield rig
 
 
@@ -25,21 +25,21 @@ class TestNvidiaBackend(BackendContract):
 
 
 @pytest.fixture
-def split(short_tmp: Path) -> Iterator[World]:
-    with World.create(short_tmp / "node", mebibytes=98) as world:
-        world.gpus[0].split("2g.35gb", "3g.71gb")
-        yield world
+def split(short_tmp: Path) -> Iterator[Machine]:
+    with Machine.create(short_tmp / "node", mebibytes=98) as machine:
+        machine.gpus[0].split("2g.35gb", "3g.71gb")
+        yield machine
 
 
 @pytest.fixture
-async def instances(split: World, short_tmp: Path) -> AsyncIterator[NvidiaRig]:
+async def instances(split: Machine, short_tmp: Path) -> AsyncIterator[NvidiaRig]:
     async with started(split, short_tmp / "state") as rig:
         yield rig
 
 
 async def test_mig_instances_are_listed_as_devices_and_their_gpu_is_not(instances: NvidiaRig) -> None:
     first, second, whole = await instances.backend.inventory.devices()
-    gpu, other = instances.world.gpus
+    gpu, other = instances.machine.gpus
     assert [each.id for each in (first, second, whole)] == [*(each.uuid for each in gpu.instances), other.uuid]
     assert [(each.index, each.profile) for each in (first, second, whole)] == [
         ("0:0", "2g.35gb"),
@@ -52,13 +52,13 @@ async def test_mig_instances_are_listed_as_devices_and_their_gpu_is_not(instance
 async def test_mig_instance_is_cleared_and_its_sibling_is_untouched(instances: NvidiaRig) -> None:
     first, second, _ = await instances.backend.inventory.devices()
     instances.fill(first, "secret")
-    instances.fill(second, "somebody else's")
-    report = await instances.backend.eraser.erase(first, request(), unheard)
+    instances.fill(second, "another tenant's")
+    report = await instances.backend.eraser.erase(first, request(), ignore_progress)
     assert report.total_bytes == first.memory_bytes == report.verified_bytes + report.not_covered_bytes
     assert (report.failed_bytes, report.residue_bytes) == (0, report.cleared_bytes)
     content = instances.content(first)
     assert len(content) - content.count(0) <= report.not_covered_bytes - report.reserved_bytes
-    assert instances.content(second).startswith(b"somebody else's")
+    assert instances.content(second).startswith(b"another tenant's")
 
 
 async def test_holder_of_one_instance_does_not_hold_its_sibling_or_another_gpu(instances: NvidiaRig) -> None:
@@ -68,13 +68,13 @@ async def test_holder_of_one_instance_does_not_hold_its_sibling_or_another_gpu(i
         assert [await holders.is_held(each) for each in (first, second, whole)] == [True, False, False]
         assert [each.pid for each in (await holders.list_holders(first)).holders] == [pid]
         assert (await holders.list_holders(second)).holders == ()
-        assert (await instances.backend.eraser.erase(second, request(), unheard)).failed_bytes == 0
-        assert (await instances.backend.eraser.erase(whole, request(), unheard)).failed_bytes == 0
+        assert (await instances.backend.eraser.erase(second, request(), ignore_progress)).failed_bytes == 0
+        assert (await instances.backend.eraser.erase(whole, request(), ignore_progress)).failed_bytes == 0
 
 
 async def test_scrub_report_states_that_an_instance_cannot_be_fenced(instances: NvidiaRig) -> None:
     first, _, whole = await instances.backend.inventory.devices()
-    reports = [await instances.backend.eraser.erase(each, request(), unheard) for each in (first, whole)]
+    reports = [await instances.backend.eraser.erase(each, request(), ignore_progress) for each in (first, whole)]
     assert [any(each.startswith("fence: ") for each in report.not_covered) for report in reports] == [True, False]
 
 
@@ -83,16 +83,16 @@ async def test_gpu_fault_affects_every_instance_and_an_instance_fault_only_itsel
     gpu = instances.gpu(first)
     signals = instances.backend.telemetry.signals()
 
-    async def heard(*expected: Signal) -> None:
+    async def add_signals(*expected: Signal) -> None:
         missing = set(expected)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DEADLINE):
             while missing:
                 missing.discard(await anext(signals))
 
     gpu.raise_xid(94, gpu.instances[0])
-    await heard(Signal(first.id, "xid", 94))
+    await add_signals(Signal(first.id, "xid", 94))
     gpu.raise_xid(95)
-    await heard(Signal(first.id, "xid", 95), Signal(second.id, "xid", 95))
+    await add_signals(Signal(first.id, "xid", 95), Signal(second.id, "xid", 95))
     gpu.add_ecc_errors(2)
     snapshots = [await instances.backend.telemetry.snapshot(each) for each in (first, second, whole)]
     assert [each.errors for each in snapshots] == [{94: 1, 95: 1}, {95: 1}, {}]
@@ -116,38 +116,38 @@ async def test_gpu_is_not_reset_on_behalf_of_one_instance(instances: NvidiaRig) 
 
 
 async def test_devices_are_unchanged_after_a_driver_reload(short_tmp: Path) -> None:
-    with World.create(short_tmp / "node") as world:
-        async with started(world, short_tmp / "state") as rig:
+    with Machine.create(short_tmp / "node") as machine:
+        async with started(machine, short_tmp / "state") as rig:
             before = await rig.backend.inventory.devices()
-            world.remove_driver()
+            machine.remove_driver()
             with pytest.raises(Unavailable, match="not loaded"):
                 await rig.backend.inventory.devices()
-            world.bring_driver_back()
+            machine.bring_driver_back()
             assert await rig.backend.inventory.devices() == before
             assert (await rig.backend.telemetry.snapshot(before[0])).recovery_action == "none"
 
 
 async def test_added_gpu_is_listed_and_removed_gpu_is_not(short_tmp: Path) -> None:
-    with World.create(short_tmp / "node") as world:
-        async with started(world, short_tmp / "state") as rig:
+    with Machine.create(short_tmp / "node") as machine:
+        async with started(machine, short_tmp / "state") as rig:
             first, second = await rig.backend.inventory.devices()
-            added = world.add_gpu()
+            added = machine.add_gpu()
             assert [each.id for each in await rig.backend.inventory.devices()] == [first.id, second.id, added.uuid]
-            assert (await rig.backend.eraser.erase(second, request(), unheard)).failed_bytes == 0
-            world.remove_gpu(world.gpus[0])
+            assert (await rig.backend.eraser.erase(second, request(), ignore_progress)).failed_bytes == 0
+            machine.remove_gpu(machine.gpus[0])
             assert [each.id for each in await rig.backend.inventory.devices()] == [second.id, added.uuid]
             assert (await rig.backend.telemetry.snapshot(second)).recovery_action == "none"
 
 
 async def test_idle_memory_of_a_gpu_is_measured_again_when_the_gpu_returns(short_tmp: Path) -> None:
     """A driver may reserve more on a GPU that was in MIG mode, or off the bus, than it did before."""
-    with World.create(short_tmp / "node", gpus=1, mebibytes=64) as world:
-        async with started(world, short_tmp / "state") as rig:
+    with Machine.create(short_tmp / "node", gpus=1, mebibytes=64) as machine:
+        async with started(machine, short_tmp / "state") as rig:
             (whole,) = await rig.backend.inventory.devices()
             assert not await rig.backend.holders.is_held(whole)
-            world.gpus[0].split("1g.18gb")
+            machine.gpus[0].split("1g.18gb")
             assert whole not in await rig.backend.inventory.devices()
-            world.gpus[0].merge()
-            world.gpus[0].set("used", 20 * MIB)
+            machine.gpus[0].merge()
+            machine.gpus[0].set("used", 20 * MIB)
             assert await rig.backend.inventory.devices() == (whole,)
             assert not await rig.backend.holders.is_held(whole)

@@ -122,7 +122,7 @@ def test_gpu_inside_a_virtual_machine_is_a_device(mode: str) -> None:
 
 @pytest.mark.parametrize("spoilt", [{"uuid": ""}, {"minor": "3"}, {"total": None}, {"links": {}}, {"instances": [1]}])
 def test_malformed_gpu_description_is_unreadable(spoilt: Message) -> None:
-    with pytest.raises(Unreadable, match="makes no sense"):
+    with pytest.raises(Unreadable, match="The driver's response is invalid"):
         description.parse_description({**ANSWER, **spoilt})
 
 
@@ -147,7 +147,7 @@ def test_mig_profiles_are_named_as_by_nvidia_smi(
 
 
 @pytest.mark.parametrize(
-    ("said", "profile"),
+    ("answer", "profile"),
     [
         ({"name": "NVIDIA A100-SXM4-40GB MIG 1g.5gb"}, "1g.5gb"),
         ({"name": "NVIDIA H100 MIG 1c.2g.20gb"}, "1c.2g.20gb"),
@@ -157,8 +157,8 @@ def test_mig_profiles_are_named_as_by_nvidia_smi(
         ({"name": "", "slices": None}, "unknown"),
     ],
 )
-def test_profile_name_from_the_driver_takes_precedence(said: Message, profile: str) -> None:
-    gpu = description.parse_description({**ANSWER, "mig": True, "instances": [{**INSTANCE, **said}]})
+def test_profile_name_from_the_driver_takes_precedence(answer: Message, profile: str) -> None:
+    gpu = description.parse_description({**ANSWER, "mig": True, "instances": [{**INSTANCE, **answer}]})
     assert gpu.instances[0].profile == profile
 
 

@@ -35,12 +35,12 @@ class OneGpu(NvmlGpu):
 class Parent:
     """A parent that is gone after ``patience`` waits."""
 
-    def __init__(self, patience: int) -> None:
-        self._left = patience
-        self.heard: list[dict[str, object]] = []
+    def __init__(self, waits: int) -> None:
+        self._left = waits
+        self.messages: list[dict[str, object]] = []
 
     def send(self, message: dict[str, object]) -> None:
-        self.heard.append(message)
+        self.messages.append(message)
 
     def is_parent_gone(self) -> bool:
         self._left -= 1
@@ -66,7 +66,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_event_child_sends_a_heartbeat_every_few_seconds() -> None:
     parent = Parent(24)
     watch_events(OneGpu(XID), parent, clock(0.5))  # type: ignore[arg-type]
-    registered, inforom, *rest = parent.heard
+    registered, inforom, *rest = parent.messages
     assert (registered, inforom) == ({"registered": XID}, {"inforom": True})
     assert rest == [{"watching": True}] * 2
 
@@ -85,7 +85,7 @@ def test_events_of_ordinary_work_are_not_registered() -> None:
 @pytest.mark.parametrize("types", [None, 0, pynvml.nvmlEventTypeClock])
 def test_gpu_without_relevant_events_is_reported_as_not_applicable(types: int | None) -> None:
     parent = Parent(9)
-    with pytest.raises(Fault, match="reports no events") as said:
+    with pytest.raises(Fault, match="reports no events") as raised:
         watch_events(OneGpu(types), parent, clock(0.5))  # type: ignore[arg-type]
-    assert said.value.code == "not-applicable"
-    assert parent.heard == [{"inforom": True}]
+    assert raised.value.code == "not-applicable"
+    assert parent.messages == [{"inforom": True}]

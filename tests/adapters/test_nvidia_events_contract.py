@@ -18,20 +18,20 @@ from scrubber.domain.device import Device
 from scrubber.domain.errors import DriverTimeout
 from scrubber.domain.telemetry import Signal
 from scrubber.ports.device import Inventory
-from tests.nvidia.world import World
+from tests.nvidia.machine import Machine
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World.create(tmp_path / "world") as made:
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with Machine.create(tmp_path / "world") as made:
         yield made
 
 
 class Node:
-    """The world, its devices, and the event watch under test."""
+    """The machine, its devices, and the event watch under test."""
 
-    def __init__(self, world: World, children: Children, watch: EventWatch, inventory: Inventory) -> None:
-        self.world = world
+    def __init__(self, machine: Machine, children: Children, watch: EventWatch, inventory: Inventory) -> None:
+        self.machine = machine
         self.children = children
         self.watch = watch
         self._inventory = inventory
@@ -58,34 +58,39 @@ class Gated(Children):
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.gate = asyncio.Event()
 
     async def start(self, module: str, *arguments: str, **how: Any) -> Child:
-        self.asked.set()
+        self.requested.set()
         await self.gate.wait()
         return await super().start(module, *arguments, **how)
 
 
 @pytest.fixture
-async def node(world: World) -> AsyncIterator[Node]:
+async def node(machine: Machine) -> AsyncIterator[Node]:
     children = Children(kill_timeout=20.0)
-    inventory = NvidiaInventory(world.places, children, node="node-1")
+    inventory = NvidiaInventory(machine.places, children, node="node-1")
     watch = EventWatch(
-        children, world.places, inventory.fingerprint, poll_interval=0.05, silence_timeout=60.0, restart_delays=(0.01,)
+        children,
+        machine.places,
+        inventory.fingerprint,
+        poll_interval=0.05,
+        silence_timeout=60.0,
+        restart_delays=(0.01,),
     )
-    yield Node(world, children, watch, inventory)
+    yield Node(machine, children, watch, inventory)
     await watch.close()
     await inventory.close()
     await children.close()
 
 
-async def until(signals: AsyncIterator[Signal], wanted: Signal) -> list[Signal]:
-    """Return the signals that came before ``wanted``."""
+async def until(signals: AsyncIterator[Signal], expected: Signal) -> list[Signal]:
+    """Return the signals that came before ``expected``."""
     before: list[Signal] = []
     async with asyncio.timeout(20):
         async for signal in signals:
-            if signal == wanted:
+            if signal == expected:
                 return before
             before.append(signal)
     raise AssertionError("the stream ended")
@@ -130,10 +135,10 @@ def test_each_event_type_maps_to_its_signal(kind: int, signal: Signal) -> None:
 async def test_xid_is_signalled_and_counted_for_its_gpu_alone(node: Node) -> None:
     first, second = await node.follow()
     signals = node.watch.listen()
-    node.world.gpus[0].raise_xid(79)
-    node.world.gpus[0].raise_xid(79)
+    node.machine.gpus[0].raise_xid(79)
+    node.machine.gpus[0].raise_xid(79)
     assert await until(signals, Signal(first.id, "xid", 79)) == []
-    node.world.gpus[0].raise_xid(31)
+    node.machine.gpus[0].raise_xid(31)
     await until(signals, Signal(first.id, "xid", 31))
     assert node.watch.xids(first.id) == {79: 2, 31: 1}
     assert node.watch.xids(second.id) == {}
@@ -144,7 +149,7 @@ async def test_xid_is_signalled_and_counted_for_its_gpu_alone(node: Node) -> Non
 async def test_ecc_error_is_signalled(node: Node) -> None:
     _, second = await node.follow()
     signals = node.watch.listen()
-    node.world.gpus[1].add_ecc_errors(1)
+    node.machine.gpus[1].add_ecc_errors(1)
     assert await until(signals, Signal(second.id, "ecc")) == []
 
 
@@ -152,8 +157,8 @@ async def test_unread_event_flood_collapses_to_one_signal_of_each_kind(node: Nod
     first, second = await node.follow()
     signals, witness = node.watch.listen(), node.watch.listen()
     for _ in range(200):
-        node.world.gpus[0].raise_xid(31)
-    node.world.gpus[0].raise_xid(48)
+        node.machine.gpus[0].raise_xid(31)
+    node.machine.gpus[0].raise_xid(48)
     await until(witness, Signal(first.id, "xid", 48))
     assert await until(signals, Signal(first.id, "xid", 48)) == [Signal(first.id, "xid", 31)]
     assert node.watch.xids(first.id)[31] == 200
@@ -161,7 +166,7 @@ async def test_unread_event_flood_collapses_to_one_signal_of_each_kind(node: Nod
 
 
 async def test_event_types_unrelated_to_health_are_not_registered(node: Node) -> None:
-    gpu = node.world.gpus[0]
+    gpu = node.machine.gpus[0]
     noise = (pynvml.nvmlEventTypePState, pynvml.nvmlEventTypeClock, pynvml.nvmlEventTypeSingleBitEccError)
     gpu.set("event_types", sum(noise) | pynvml.nvmlEventTypeXidCriticalError)
     first, _ = await node.follow()
@@ -175,7 +180,7 @@ async def test_event_types_unrelated_to_health_are_not_registered(node: Node) ->
 async def test_corrupt_inforom_is_reported_for_its_gpu_alone(
     node: Node,
 ) -> None:
-    node.world.gpus[0].fail("nvmlDeviceValidateInforom", 14)
+    node.machine.gpus[0].fail("nvmlDeviceValidateInforom", 14)
     signals = node.watch.listen()
     first, second = await node.follow()
     async with asyncio.timeout(20):
@@ -185,7 +190,7 @@ async def test_corrupt_inforom_is_reported_for_its_gpu_alone(
 
 
 async def test_gpu_without_events_is_listed_as_unwatched_and_its_child_ends(node: Node) -> None:
-    gpu = node.world.gpus[0]
+    gpu = node.machine.gpus[0]
     gpu.unset("event_types")
     first, second = await node.follow()
     assert list(node.watch.unwatched_gpus) == [first.id]
@@ -201,27 +206,27 @@ async def test_gpu_without_events_is_listed_as_unwatched_and_its_child_ends(node
 
 async def test_hanging_gpu_does_not_silence_events_of_other_gpus(node: Node) -> None:
     devices = await node._inventory.devices()
-    node.world.gpus[0].hang("nvmlDeviceRegisterEvents")
+    node.machine.gpus[0].hang("nvmlDeviceRegisterEvents")
     node.watch.follow(devices)
     signals = node.watch.listen()
     await until(signals, Signal(devices[1].id, "changed"))
-    node.world.gpus[1].raise_xid(79)
+    node.machine.gpus[1].raise_xid(79)
     await until(signals, Signal(devices[1].id, "xid", 79))
     assert list(node.watch.unwatched_gpus) == [devices[0].id]
 
 
-async def test_hanging_gpu_is_watched_once_it_answers(world: World) -> None:
+async def test_hanging_gpu_is_watched_once_it_answers(machine: Machine) -> None:
     children = Children(kill_timeout=20.0)
-    inventory = NvidiaInventory(world.places, children, node="node-1")
-    watch = EventWatch(children, world.places, inventory.fingerprint, silence_timeout=2.0, restart_delays=(0.01,))
+    inventory = NvidiaInventory(machine.places, children, node="node-1")
+    watch = EventWatch(children, machine.places, inventory.fingerprint, silence_timeout=2.0, restart_delays=(0.01,))
     devices = await inventory.devices()
-    world.gpus[0].hang("nvmlDeviceRegisterEvents")
+    machine.gpus[0].hang("nvmlDeviceRegisterEvents")
     watch.follow(devices)
     await watch.wait_until_ready(20.0)
-    assert "did not answer about its events" in watch.unwatched_gpus[devices[0].id]
+    assert "did not respond about its events" in watch.unwatched_gpus[devices[0].id]
     assert watch.event_stream_error(devices[0].id) == watch.unwatched_gpus[devices[0].id]
     signals = watch.listen()
-    world.gpus[0].heal()
+    machine.gpus[0].heal()
     await until(signals, Signal(devices[0].id, "changed"))
     assert watch.event_stream_error(devices[0].id) is None
     await watch.close()
@@ -232,12 +237,12 @@ async def test_hanging_gpu_is_watched_once_it_answers(world: World) -> None:
 async def test_lost_gpu_is_signalled_and_watched_again_later(node: Node) -> None:
     first, second = await node.follow()
     signals = node.watch.listen()
-    node.world.gpus[0].lose()
+    node.machine.gpus[0].lose()
     assert await until(signals, Signal(first.id, "lost")) == []
     assert "fallen off the bus" in node.watch.unwatched_gpus[first.id]
-    node.world.gpus[0].unset("error")
+    node.machine.gpus[0].unset("error")
     await until(signals, Signal(first.id, "changed"))
-    node.world.gpus[0].raise_xid(79)
+    node.machine.gpus[0].raise_xid(79)
     await until(signals, Signal(first.id, "xid", 79))
     assert node.watch.unwatched_gpus == {}
     assert node.watch.xids(second.id) == {}
@@ -246,22 +251,22 @@ async def test_lost_gpu_is_signalled_and_watched_again_later(node: Node) -> None
 async def test_killed_event_child_is_replaced_and_the_watch_gap_is_signalled(node: Node) -> None:
     first, _ = await node.follow()
     signals = node.watch.listen()
-    node.world.gpus[0].raise_xid(79)
+    node.machine.gpus[0].raise_xid(79)
     await until(signals, Signal(first.id, "xid", 79))
     os.kill(node.child_of(first), 9)
     await until(signals, Signal(first.id, "changed"))
     assert node.watch.xids(first.id) == {79: 1}
-    node.world.gpus[0].raise_xid(48)
+    node.machine.gpus[0].raise_xid(48)
     await until(signals, Signal(first.id, "xid", 48))
 
 
 async def test_watching_one_gpu_attaches_to_no_other(node: Node) -> None:
     devices = await node._inventory.devices()
-    for gpu in node.world.gpus:
+    for gpu in node.machine.gpus:
         gpu.unset("attached")
     node.watch.follow(devices)
     await node.watch.wait_until_ready(20.0)
-    attached = [{int(pid) for pid in (gpu.get("attached") or "").split()} for gpu in node.world.gpus]
+    attached = [{int(pid) for pid in (gpu.get("attached") or "").split()} for gpu in node.machine.gpus]
     assert attached == [{node.child_of(device)} for device in devices]
 
 
@@ -281,7 +286,7 @@ async def test_pause_ends_only_its_gpus_child_and_resume_signals_the_watch_gap(n
     signals = node.watch.listen()
     await node.watch.resume(first.id, 20.0)
     assert node.watch.event_stream_error(first.id) is None
-    node.world.gpus[0].raise_xid(79)  # at once: nothing is missed after the return
+    node.machine.gpus[0].raise_xid(79)  # at once: nothing is missed after the return
     assert await until(signals, Signal(first.id, "xid", 79)) == [Signal(first.id, "changed")]
 
 
@@ -317,13 +322,13 @@ async def test_pause_during_an_event_childs_start_leaves_no_child(node: Node) ->
 
 
 @pytest.mark.parametrize("then", ["resumed at once", "resumed once it has ended", "closed"])
-async def test_cancelled_pause_during_an_event_childs_start_leaves_no_child(world: World, then: str) -> None:
+async def test_cancelled_pause_during_an_event_childs_start_leaves_no_child(machine: Machine, then: str) -> None:
     children, others = Gated(kill_timeout=20.0), Children()
-    inventory = NvidiaInventory(world.places, others, node="node-1")
-    watch = EventWatch(children, world.places, inventory.fingerprint, silence_timeout=60.0, restart_delays=(0.01,))
+    inventory = NvidiaInventory(machine.places, others, node="node-1")
+    watch = EventWatch(children, machine.places, inventory.fingerprint, silence_timeout=60.0, restart_delays=(0.01,))
     (first, _) = await inventory.devices()
     watch.follow([first])
-    await children.asked.wait()
+    await children.requested.wait()
     pausing = asyncio.create_task(watch.pause(first.id))
     await asyncio.sleep(0)
     pausing.cancel()
@@ -340,7 +345,7 @@ async def test_cancelled_pause_during_an_event_childs_start_leaves_no_child(worl
         assert watch.event_stream_error(first.id) is None
         assert len(children.pids()) == 1
         signals = watch.listen()
-        world.gpus[0].raise_xid(79)
+        machine.gpus[0].raise_xid(79)
         await until(signals, Signal(first.id, "xid", 79))
         await watch.pause(first.id)
         assert children.pids() == frozenset()
@@ -365,33 +370,33 @@ async def test_resume_overtaken_by_another_reset_does_not_wait_for_that_reset(no
 
 
 async def test_pause_of_an_unwatched_gpu_returns_at_once(node: Node) -> None:
-    await node.watch.pause("GPU-unheard-of")
-    await node.watch.resume("GPU-unheard-of", 20.0)
-    await node.watch.resume("GPU-unheard-of", 20.0)
+    await node.watch.pause("GPU-unknown")
+    await node.watch.resume("GPU-unknown", 20.0)
+    await node.watch.resume("GPU-unknown", 20.0)
 
 
-async def test_unkillable_event_child_is_reported_and_not_replaced(world: World) -> None:
+async def test_unkillable_event_child_is_reported_and_not_replaced(machine: Machine) -> None:
     children = Gated(kill_timeout=0.1, send_signal=lambda *_: None)
     children.gate.set()
-    inventory = NvidiaInventory(world.places, Children(), node="node-1")
-    watch = EventWatch(children, world.places, inventory.fingerprint, restart_delays=(0.01,))
+    inventory = NvidiaInventory(machine.places, Children(), node="node-1")
+    watch = EventWatch(children, machine.places, inventory.fingerprint, restart_delays=(0.01,))
     (first, _) = await inventory.devices()
-    world.gpus[0].hang("nvmlDeviceGetSupportedEventTypes")
-    world.gpus[0].unset("attached")
+    machine.gpus[0].hang("nvmlDeviceGetSupportedEventTypes")
+    machine.gpus[0].unset("attached")
     watch.follow([first])
-    await until_true(lambda: world.gpus[0].get("attached") is not None)
-    with pytest.raises(DriverTimeout, match="cannot be ended"):
+    await until_true(lambda: machine.gpus[0].get("attached") is not None)
+    with pytest.raises(DriverTimeout, match="cannot be killed"):
         await watch.pause(first.id)
     (abandoned,) = children.abandoned
     assert abandoned.device == first.id
-    children.asked.clear()
+    children.requested.clear()
     await watch.resume(first.id, 20.0)
     await asyncio.sleep(0)  # by now every task that it started is running
-    assert not children.asked.is_set()
-    assert "cannot be ended" in (watch.event_stream_error(first.id) or "")
+    assert not children.requested.is_set()
+    assert "cannot be killed" in (watch.event_stream_error(first.id) or "")
     children.send_signal = signal.pidfd_send_signal
     os.kill(abandoned.pid, 9)  # while it hangs: a child that does not hang ends without a signal
-    world.gpus[0].heal()
+    machine.gpus[0].heal()
     await until_true(lambda: not children.abandoned)
     await until_true(lambda: watch.event_stream_error(first.id) is None)
     await watch.close()
@@ -402,7 +407,7 @@ async def test_unkillable_event_child_is_reported_and_not_replaced(world: World)
 
 
 async def test_instance_event_concerns_the_instance_and_gpu_event_all_instances(node: Node) -> None:
-    gpu = node.world.gpus[0]
+    gpu = node.machine.gpus[0]
     instances = gpu.split("1g.18gb", "1g.18gb")
     first, second, _ = await node.follow()
     signals = node.watch.listen()
@@ -419,30 +424,30 @@ async def test_instance_event_concerns_the_instance_and_gpu_event_all_instances(
 async def test_gpu_xid_applies_to_an_instance_created_later(node: Node) -> None:
     first, _ = await node.follow()
     signals = node.watch.listen()
-    node.world.gpus[0].raise_xid(79)
+    node.machine.gpus[0].raise_xid(79)
     await until(signals, Signal(first.id, "xid", 79))
-    node.world.gpus[0].split("1g.18gb", "1g.18gb")
+    node.machine.gpus[0].split("1g.18gb", "1g.18gb")
     one, two, _ = await node.follow()
     assert node.watch.xids(one.id) == node.watch.xids(two.id) == {79: 1}
     assert node.watch.xids(first.id) == {}
 
 
 async def test_gpu_instance_event_concerns_all_its_compute_instances(node: Node) -> None:
-    node.world.gpus[0].split("1g.18gb", "1g.18gb")
+    node.machine.gpus[0].split("1g.18gb", "1g.18gb")
     first, second, _ = await node.follow()
     shared = dict(first.traits) | {"compute_instance": "1"}
     beside = replace(first, id="MIG-beside", index="0:7", traits=tuple(shared.items()))
     node.watch.follow([first, second, beside])
     signals = node.watch.listen()
-    gi, _ = node.world.gpus[0].instances[0].ids
-    with (node.world.gpus[0].directory / "events").open("a") as events:
+    gi, _ = node.machine.gpus[0].instances[0].ids
+    with (node.machine.gpus[0].directory / "events").open("a") as events:
         events.write(f"8 94 {gi} {0xFFFFFFFF}\n")
     await until(signals, Signal(beside.id, "xid", 94))
     assert (node.watch.xids(first.id), node.watch.xids(second.id)) == ({94: 1}, {})
 
 
 async def test_mig_configuration_change_is_signalled_for_the_node(node: Node) -> None:
-    gpu = node.world.gpus[0]
+    gpu = node.machine.gpus[0]
     gpu.set("event_types", pynvml.nvmlEventMigConfigChange)
     await node.follow()
     signals = node.watch.listen()
@@ -457,15 +462,15 @@ async def test_added_or_removed_gpu_is_signalled_for_the_node(node: Node) -> Non
     node.watch.start()
     await node.follow()
     signals = node.watch.listen()
-    gpu = node.world.add_gpu()
+    gpu = node.machine.add_gpu()
     await until(signals, Signal(None, "changed"))
     devices = await node.follow()
     assert len(devices) == len(node.children.pids()) == 3
-    node.world.remove_gpu(gpu)
+    node.machine.remove_gpu(gpu)
     await until(signals, Signal(None, "changed"))
 
 
-async def test_temporarily_unreadable_kernel_files_signal_a_change_and_do_not_stop_the_watch(world: World) -> None:
+async def test_temporarily_unreadable_kernel_files_signal_a_change_and_do_not_stop_the_watch(machine: Machine) -> None:
     answers: Iterator[object] = iter(["as ever", OSError("gone"), "as ever"])
 
     async def fingerprint() -> str:
@@ -474,7 +479,7 @@ async def test_temporarily_unreadable_kernel_files_signal_a_change_and_do_not_st
             raise found
         return str(found)
 
-    watch = EventWatch(Children(), world.places, fingerprint, poll_interval=0.01)
+    watch = EventWatch(Children(), machine.places, fingerprint, poll_interval=0.01)
     signals = watch.listen()
     watch.start()
     for _ in range(2):
@@ -485,7 +490,7 @@ async def test_temporarily_unreadable_kernel_files_signal_a_change_and_do_not_st
 async def test_unfollowed_gpu_is_released_and_its_xid_counts_are_kept(node: Node) -> None:
     first, second = await node.follow()
     signals = node.watch.listen()
-    node.world.gpus[0].raise_xid(79)
+    node.machine.gpus[0].raise_xid(79)
     await until(signals, Signal(first.id, "xid", 79))
     other = node.child_of(second)
     node.watch.follow([second])

@@ -21,28 +21,28 @@ from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import DeviceLost, Unavailable, Unreadable
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 from tests.adapters.sim_rig import Tenant
-from tests.nvidia.world import MIB, World
+from tests.nvidia.machine import MIB, Machine
 from tests.walks import finished_report
 
 ALLOWANCE, MARGIN = 4 * MIB, MIB
 """Smaller than in production, because the GPUs are."""
 
 UNSEEN = (
-    "holders: no walk over /proc sees descriptors in flight in sockets or moved while their process is looked at, files "
-    "registered with io_uring, what is held by way of /dev/nvidia-uvm or /dev/dri alone, and device nodes that are opened "
-    "after it without a context of the driver's"
+    "holders: a walk over /proc does not detect descriptors in flight in sockets or moved while their "
+    "process is inspected, files registered with io_uring, access through /dev/nvidia-uvm or /dev/dri only, "
+    "and device nodes that are opened later without a driver context"
 )
 GONE = 4_000_000  # allowed, but beyond any PID that Linux assigns by default
 
 
 class Node:
-    """The world, its tenants, and the holders under test. ``names``: the PIDs that are infrastructure by policy."""
+    """The machine, its tenants, and the holders under test. ``names``: the PIDs that are infrastructure by policy."""
 
-    def __init__(self, world: World, *, walk_deadline: float = 20.0, look_budget: float | None = None) -> None:
-        self.world = world
+    def __init__(self, machine: Machine, *, walk_deadline: float = 20.0, look_budget: float | None = None) -> None:
+        self.machine = machine
         self.names: dict[int, str] = {}
         self.children = Children()
-        places = world.places
+        places = machine.places
         self._questions = RequestPool(
             self.children,
             DRIVER_MODULE,
@@ -82,9 +82,9 @@ class Node:
 
     async def not_covered(self, device: Device) -> list[str]:
         """Return what the report does not cover, except entries about unrelated processes and limits of every walk."""
-        said = (await self.holders.list_holders(device)).not_covered
-        others = ("could not be looked into", "short-lived", "in pieces")
-        return [each for each in said if each != UNSEEN and not any(words in each for words in others)]
+        messages = (await self.holders.list_holders(device)).not_covered
+        others = ("could not be inspected", "short-lived", "in parts")
+        return [each for each in messages if each != UNSEEN and not any(words in each for words in others)]
 
     async def close(self) -> None:
         for tenant in self._tenants:
@@ -97,8 +97,8 @@ class Node:
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    with World.create(tmp_path / "world", mebibytes=64) as world:
-        made = Node(world)
+    with Machine.create(tmp_path / "world", mebibytes=64) as machine:
+        made = Node(machine)
         yield made
         await made.close()
 
@@ -125,17 +125,17 @@ async def test_idle_device_has_no_holders(node: Node, device: Device) -> None:
 
 
 async def test_process_list_with_oversized_rows_loses_no_holder(node: Node, device: Device) -> None:
-    node.world.set("long_process_rows", "")
+    node.machine.set("long_process_rows", "")
     tenants = [node.open("/dev/null") for _ in range(3)]
     for tenant in tenants:
-        node.world.gpus[0].add_process(tenant.pid, MIB)
+        node.machine.gpus[0].add_process(tenant.pid, MIB)
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS for tenant in tenants}
 
 
 @pytest.mark.parametrize("list_name", ["compute", "graphics", "mps"])
 async def test_process_in_any_driver_list_holds_the_device(node: Node, device: Device, list_name: str) -> None:
     tenant = node.open("/dev/null")
-    node.world.gpus[0].add_process(tenant.pid, MIB, list_name=list_name)
+    node.machine.gpus[0].add_process(tenant.pid, MIB, list_name=list_name)
     assert await node.holders.is_held(device)
     (holder,) = (await node.holders.list_holders(device)).holders
     assert (holder.pid, holder.kind) == (tenant.pid, HolderKind.PROCESS)
@@ -148,8 +148,8 @@ async def test_process_in_any_driver_list_holds_the_device(node: Node, device: D
 
 async def test_process_in_two_driver_lists_is_one_holder(node: Node, device: Device) -> None:
     tenant = node.open("/dev/null")
-    node.world.gpus[0].add_process(tenant.pid, MIB)
-    node.world.gpus[0].add_process(tenant.pid, None, list_name="graphics")
+    node.machine.gpus[0].add_process(tenant.pid, MIB)
+    node.machine.gpus[0].add_process(tenant.pid, None, list_name="graphics")
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS}
 
 
@@ -157,7 +157,7 @@ async def test_services_own_children_are_no_holders(node: Node, device: Device) 
     await node.holders.list_holders(device)
     assert len(node.children.pids()) == 2
     for pid in (os.getpid(), *node.children.pids()):
-        node.world.gpus[0].add_process(pid, 0)
+        node.machine.gpus[0].add_process(pid, 0)
     assert not await node.holders.is_held(device)
     assert await node.kinds(device) == {}
 
@@ -166,7 +166,7 @@ async def test_services_own_children_are_no_holders(node: Node, device: Device) 
 
 
 async def test_process_with_only_the_device_node_open_is_found_by_the_walk(node: Node, device: Device) -> None:
-    tenant = node.open(node.world.gpus[0].node)
+    tenant = node.open(node.machine.gpus[0].node)
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS}
     _, other = await node.inventory.devices()
     assert await node.kinds(other) == {}
@@ -174,19 +174,19 @@ async def test_process_with_only_the_device_node_open_is_found_by_the_walk(node:
 
 async def test_shared_device_nodes_make_no_process_a_holder(node: Node, device: Device) -> None:
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
-        node.open(node.world.root / "dev" / name)
+        node.open(node.machine.root / "dev" / name)
     assert await node.kinds(device) == {}
     assert await node.not_covered(device) == []
 
 
 async def test_holders_are_unreadable_without_the_gpus_device_node(node: Node, device: Device) -> None:
-    node.world.gpus[0].node.unlink()
-    with pytest.raises(Unreadable, match="who has it open is not known"):
+    node.machine.gpus[0].node.unlink()
+    with pytest.raises(Unreadable, match="it is unknown which processes have it open"):
         await node.holders.list_holders(device)
-    node.world.gpus[0].node.write_text("no device")
-    with pytest.raises(Unreadable, match="no device node"):
+    node.machine.gpus[0].node.write_text("no device")
+    with pytest.raises(Unreadable, match="is not a device node"):
         await node.holders.list_holders(device)
-    with pytest.raises(Unreadable, match="no device node"):
+    with pytest.raises(Unreadable, match="has no device node"):
         await node.holders.list_holders(replace(device, access=()))
 
 
@@ -194,7 +194,7 @@ async def test_holders_are_unreadable_without_the_gpus_device_node(node: Node, d
 
 
 async def test_listed_process_that_no_longer_exists_is_an_untraceable_holder(node: Node, device: Device) -> None:
-    node.world.gpus[0].add_process(GONE, MIB)
+    node.machine.gpus[0].add_process(GONE, MIB)
     assert await node.holders.is_held(device)
     (ghost,) = (await node.report(device)).holders
     assert (ghost.pid, ghost.kind) == (0, HolderKind.UNTRACEABLE)
@@ -202,14 +202,14 @@ async def test_listed_process_that_no_longer_exists_is_an_untraceable_holder(nod
 
 
 async def test_process_without_a_pid_in_the_driver_list_is_an_untraceable_holder(node: Node, device: Device) -> None:
-    node.world.gpus[0].add_process(0, MIB)
+    node.machine.gpus[0].add_process(0, MIB)
     assert await node.holders.is_held(device)
     assert await node.kinds(device) == {0: HolderKind.UNTRACEABLE}
 
 
 async def test_listed_zombie_counts_as_gone(node: Node, device: Device) -> None:
     tenant = node.open("/dev/null")
-    node.world.gpus[0].add_process(tenant.pid, MIB)
+    node.machine.gpus[0].add_process(tenant.pid, MIB)
     kill_without_reaping(tenant)
     assert await node.kinds(device) == {0: HolderKind.UNTRACEABLE}
 
@@ -222,32 +222,32 @@ def kill_without_reaping(tenant: Tenant) -> None:
 
 
 async def test_memory_in_use_without_a_process_is_an_untraceable_holder(node: Node, device: Device) -> None:
-    node.world.gpus[0].set("used", ALLOWANCE + 5)
+    node.machine.gpus[0].set("used", ALLOWANCE + 5)
     assert await node.holders.is_held(device)
     (ghost,) = (await node.report(device)).holders
     assert ghost.kind is HolderKind.UNTRACEABLE
-    assert "5 bytes of memory are in use above the idle level" in ghost.command
+    assert "5 bytes of memory above the idle level are in use" in ghost.command
 
 
 async def test_untraceable_memory_and_process_are_one_untraceable_holder(node: Node, device: Device) -> None:
-    node.world.gpus[0].set("used", ALLOWANCE + 5)
-    node.world.gpus[0].add_process(GONE, MIB)
+    node.machine.gpus[0].set("used", ALLOWANCE + 5)
+    node.machine.gpus[0].add_process(GONE, MIB)
     assert await node.kinds(device) == {0: HolderKind.UNTRACEABLE}
     assert len((await node.report(device)).holders) == 1
 
 
 async def test_memory_of_an_existing_process_is_no_untraceable_holder(node: Node, device: Device) -> None:
-    tenant = node.open(node.world.gpus[0].node)
-    node.world.gpus[0].set("used", ALLOWANCE + MIB)
+    tenant = node.open(node.machine.gpus[0].node)
+    node.machine.gpus[0].set("used", ALLOWANCE + MIB)
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS}
 
 
-@pytest.mark.parametrize("wanted", [2, 4])
+@pytest.mark.parametrize("expected", [2, 4])
 async def test_process_whose_memory_is_being_released_is_no_untraceable_holder(
-    node: Node, device: Device, wanted: int
+    node: Node, device: Device, expected: int
 ) -> None:
     """Until the release ends, the process is listed but no longer exists; the check is repeated until then."""
-    gpu, usage, looks = node.world.gpus[0], node.holders._read_usage, 0
+    gpu, usage, looks = node.machine.gpus[0], node.holders._read_usage, 0
     gpu.add_process(GONE, MIB)
     gpu.set("used", ALLOWANCE + MIB)
     node.holders._confirm_seconds = 60.0
@@ -255,14 +255,14 @@ async def test_process_whose_memory_is_being_released_is_no_untraceable_holder(
     async def looking(each: Device) -> object:
         nonlocal looks
         looks += 1
-        if looks == wanted:
+        if looks == expected:
             gpu.remove_process(GONE)
             gpu.set("used", 0)
         return await usage(each)
 
     node.holders._read_usage = looking  # type: ignore[method-assign, assignment]
     assert (await node.holders.list_holders(device)).holders == ()
-    assert looks == wanted
+    assert looks == expected
 
 
 # --- unkillable
@@ -278,12 +278,12 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0) 
 
 
 async def test_dead_leader_with_live_threads_is_unkillable(node: Node, device: Device) -> None:
-    tenant = node.run(DEAD_LEADER, str(node.world.gpus[0].node)).until_its_leader_is_dead()
+    tenant = node.run(DEAD_LEADER, str(node.machine.gpus[0].node)).until_its_leader_is_dead()
     assert await node.kinds(device) == {tenant.pid: HolderKind.UNKILLABLE}
 
 
 async def test_stopped_holder_is_reported_as_a_process(node: Node, device: Device) -> None:
-    tenant = node.open(node.world.gpus[0].node)
+    tenant = node.open(node.machine.gpus[0].node)
     os.kill(tenant.pid, signal.SIGSTOP)
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS}
 
@@ -292,9 +292,9 @@ async def test_stopped_holder_is_reported_as_a_process(node: Node, device: Devic
 
 
 async def test_infrastructure_process_is_named_and_does_not_hold_the_device(node: Node, device: Device) -> None:
-    daemon = node.open(node.world.gpus[0].node)
+    daemon = node.open(node.machine.gpus[0].node)
     node.names[daemon.pid] = "nvidia-persistenced.service"
-    node.world.gpus[0].add_process(daemon.pid, 2 * ALLOWANCE)
+    node.machine.gpus[0].add_process(daemon.pid, 2 * ALLOWANCE)
     assert not await node.holders.is_held(device)
     (holder,) = (await node.holders.list_holders(device)).holders
     assert holder == Holder(
@@ -305,19 +305,19 @@ async def test_infrastructure_process_is_named_and_does_not_hold_the_device(node
 async def test_memory_that_infrastructure_does_not_account_for_is_an_untraceable_holder(
     node: Node, device: Device
 ) -> None:
-    daemon = node.open(node.world.gpus[0].node)
+    daemon = node.open(node.machine.gpus[0].node)
     node.names[daemon.pid] = "gpu-operator/nvidia-dcgm"
-    node.world.gpus[0].add_process(daemon.pid, None)
-    node.world.gpus[0].set("used", ALLOWANCE + MIB)
+    node.machine.gpus[0].add_process(daemon.pid, None)
+    node.machine.gpus[0].set("used", ALLOWANCE + MIB)
     assert await node.holders.is_held(device)
     assert await node.kinds(device) == {daemon.pid: HolderKind.INFRASTRUCTURE, 0: HolderKind.UNTRACEABLE}
 
 
 async def test_tenant_beside_infrastructure_holds_the_device(node: Node, device: Device) -> None:
-    daemon, tenant = node.open(node.world.gpus[0].node), node.open(node.world.gpus[0].node)
+    daemon, tenant = node.open(node.machine.gpus[0].node), node.open(node.machine.gpus[0].node)
     node.names[daemon.pid] = "nvidia-persistenced.service"
-    node.world.gpus[0].add_process(daemon.pid, 0)
-    node.world.gpus[0].add_process(tenant.pid, 0)
+    node.machine.gpus[0].add_process(daemon.pid, 0)
+    node.machine.gpus[0].add_process(tenant.pid, 0)
     assert await node.holders.is_held(device)
     assert await node.kinds(device) == {daemon.pid: HolderKind.INFRASTRUCTURE, tenant.pid: HolderKind.PROCESS}
 
@@ -326,7 +326,7 @@ async def test_process_with_a_reused_pid_does_not_inherit_an_infrastructure_name
     node: Node, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name belonged to an earlier process with that PID: the one that was found has another start time."""
-    tenant = node.open(node.world.gpus[0].node)
+    tenant = node.open(node.machine.gpus[0].node)
     node.names[tenant.pid] = "nvidia-persistenced.service"
     monkeypatch.setattr("scrubber.adapters.nvidia.holders.start_time", lambda _: 1)
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS}
@@ -337,15 +337,15 @@ async def test_process_with_a_reused_pid_does_not_inherit_an_infrastructure_name
 
 @pytest.fixture
 async def instances(node: Node) -> tuple[Device, Device]:
-    node.world.gpus[0].split("1g.18gb", "1g.18gb")
+    node.machine.gpus[0].split("1g.18gb", "1g.18gb")
     first, second, *_ = await node.inventory.devices()
-    assert first.parent == second.parent == node.world.gpus[0].uuid
+    assert first.parent == second.parent == node.machine.gpus[0].uuid
     return first, second
 
 
 async def test_instance_has_its_own_process_list(node: Node, instances: tuple[Device, Device]) -> None:
     tenant = node.open("/dev/null")
-    gpu = node.world.gpus[0]
+    gpu = node.machine.gpus[0]
     gpu.add_process(tenant.pid, MIB, instance=gpu.instances[1])
     assert [await node.holders.is_held(each) for each in instances] == [False, True]
     assert [await node.kinds(each) for each in instances] == [{}, {tenant.pid: HolderKind.PROCESS}]
@@ -354,11 +354,11 @@ async def test_instance_has_its_own_process_list(node: Node, instances: tuple[De
 async def test_open_gpu_node_makes_a_process_holder_of_no_instance(
     node: Node, instances: tuple[Device, Device]
 ) -> None:
-    node.open(node.world.gpus[0].node)
+    node.open(node.machine.gpus[0].node)
     for each in instances:
         assert await node.kinds(each) == {}
         assert await node.not_covered(each) == [
-            "holders: 1 process(es) have only the whole GPU's node open, which ties them to no instance"
+            "holders: 1 process(es) have only the whole GPU's node open, which does not show which instance they use"
         ]
 
 
@@ -377,8 +377,8 @@ async def test_unknown_capability_nodes_of_an_instance_are_reported_as_not_cover
 ) -> None:
     first, _ = instances
     bare = replace(first, access=tuple(each for each in first.access if "nvidia-cap" not in each.host_path))
-    (sentence,) = await node.not_covered(bare)
-    assert "capability nodes of the instance" in sentence
+    (message,) = await node.not_covered(bare)
+    assert "capability nodes of the instance" in message
 
 
 async def test_capability_node_present_only_in_a_container_is_found_by_its_device_number(
@@ -388,12 +388,12 @@ async def test_capability_node_present_only_in_a_container_is_found_by_its_devic
     terminal = Path(next(each.host_path for each in first.access if "nvidia-cap" in each.host_path)).resolve()
     number = terminal.stat().st_rdev
     name = f"nvidia-caps/nvidia-cap{os.minor(number)}"
-    unmade = Access(AccessKind.DEVICE_NODE, str(node.world.root / "unmade" / name), f"/dev/{name}")
+    unmade = Access(AccessKind.DEVICE_NODE, str(node.machine.root / "unmade" / name), f"/dev/{name}")
     instance = replace(first, access=(first.access[0], unmade))
     tenant = node.open(terminal)
-    (sentence,) = await node.not_covered(instance)
-    assert "capability nodes of the instance" in sentence
-    (node.world.root / "proc/devices").write_text(f"Character devices:\n  1 mem\n{os.major(number)} nvidia-caps\n")
+    (message,) = await node.not_covered(instance)
+    assert "capability nodes of the instance" in message
+    (node.machine.root / "proc/devices").write_text(f"Character devices:\n  1 mem\n{os.major(number)} nvidia-caps\n")
     assert await node.not_covered(instance) == []
     assert await node.kinds(instance) == {tenant.pid: HolderKind.PROCESS}
 
@@ -401,20 +401,20 @@ async def test_capability_node_present_only_in_a_container_is_found_by_its_devic
 async def test_memory_of_one_instance_does_not_count_for_its_sibling(
     node: Node, instances: tuple[Device, Device]
 ) -> None:
-    node.world.gpus[0].instances[0].set("used", ALLOWANCE + MIB)
+    node.machine.gpus[0].instances[0].set("used", ALLOWANCE + MIB)
     assert [await node.holders.is_held(each) for each in instances] == [True, False]
     assert await node.kinds(instances[0]) == {0: HolderKind.UNTRACEABLE}
 
 
 async def test_idle_memory_allowance_of_an_instance_grows_with_its_slices(tmp_path: Path) -> None:
-    with World.create(tmp_path / "world", mebibytes=258) as world:
-        world.gpus[0].split("3g.71gb", "1g.18gb")
-        node = Node(world)
+    with Machine.create(tmp_path / "world", mebibytes=258) as machine:
+        machine.gpus[0].split("3g.71gb", "1g.18gb")
+        node = Node(machine)
         large, small, _ = await node.inventory.devices()
-        for instance in world.gpus[0].instances:
+        for instance in machine.gpus[0].instances:
             instance.set("used", 3 * ALLOWANCE)
         assert [await node.holders.is_held(each) for each in (large, small)] == [False, True]
-        world.gpus[0].instances[0].set("used", 3 * ALLOWANCE + MARGIN + 1)
+        machine.gpus[0].instances[0].set("used", 3 * ALLOWANCE + MARGIN + 1)
         assert await node.holders.is_held(large)
         await node.close()
 
@@ -425,7 +425,7 @@ async def test_idle_memory_allowance_of_an_instance_grows_with_its_slices(tmp_pa
 @pytest.mark.parametrize("list_name", ["compute", "graphics", "mps"])
 async def test_process_in_any_driver_list_is_a_user_of_the_device(node: Node, device: Device, list_name: str) -> None:
     tenant = node.open("/dev/null")
-    node.world.gpus[0].add_process(tenant.pid, MIB, list_name=list_name)
+    node.machine.gpus[0].add_process(tenant.pid, MIB, list_name=list_name)
     (user,) = await node.holders.list_users(device)
     assert (user.pid, user.kind) == (tenant.pid, HolderKind.PROCESS)
     assert user.command.startswith("python")
@@ -438,7 +438,7 @@ async def test_infrastructure_users_are_marked_as_infrastructure(node: Node, dev
     daemon, tenant = node.open("/dev/null"), node.open("/dev/null")
     node.names[daemon.pid] = "gpu-operator/nvidia-dcgm"
     for each in (daemon, tenant):
-        node.world.gpus[0].add_process(each.pid, MIB)
+        node.machine.gpus[0].add_process(each.pid, MIB)
     users = {user.pid: (user.kind, user.command) for user in await node.holders.list_users(device)}
     assert users[daemon.pid] == (HolderKind.INFRASTRUCTURE, "gpu-operator/nvidia-dcgm")
     assert users[tenant.pid][0] is HolderKind.PROCESS
@@ -448,13 +448,13 @@ async def test_gone_unnamed_and_own_processes_are_no_users(node: Node, device: D
     zombie = node.open("/dev/null")
     kill_without_reaping(zombie)
     for pid in (0, GONE, zombie.pid, os.getpid()):
-        node.world.gpus[0].add_process(pid, MIB)
+        node.machine.gpus[0].add_process(pid, MIB)
     assert await node.holders.list_users(device) == ()
 
 
 async def test_listing_users_queries_the_driver_without_a_walk(node: Node, device: Device) -> None:
     """Cheap enough for every second: no child walks ``/proc``."""
-    node.open(node.world.gpus[0].node)
+    node.open(node.machine.gpus[0].node)
     assert await node.holders.list_users(device) == ()
     assert len(node.children.pids()) == 1
 
@@ -462,10 +462,10 @@ async def test_listing_users_queries_the_driver_without_a_walk(node: Node, devic
 async def test_fast_path_reports_open_device_nodes_as_not_covered(
     node: Node, device: Device, instances: tuple[Device, Device]
 ) -> None:
-    unasked = "open without a context of the driver's were not looked for on this path"
+    unasked = "open without a driver context were not searched for on this path"
     assert node.holders.not_covered(device) == (f"holders: processes that have the device's node {unasked}",)
-    (sentence,) = node.holders.not_covered(instances[0])
-    assert sentence == f"holders: processes that have the instance's or its GPU's nodes {unasked}"
+    (message,) = node.holders.not_covered(instances[0])
+    assert message == f"holders: processes that have the instance's or its GPU's nodes {unasked}"
 
 
 async def test_gap_in_walk_coverage_is_reported_once(
@@ -499,16 +499,16 @@ signal.pause()
 
 
 async def test_tenant_that_slows_the_walk_takes_no_device_out_of_service(tmp_path: Path) -> None:
-    with World.create(tmp_path / "world", mebibytes=64) as world:
-        node = Node(world, look_budget=1.0)
+    with Machine.create(tmp_path / "world", mebibytes=64) as machine:
+        node = Node(machine, look_budget=1.0)
         devices = await node.inventory.devices()
-        crowd, holder = node.run(CROWDED), node.open(world.gpus[0].node)
+        crowd, holder = node.run(CROWDED), node.open(machine.gpus[0].node)
         reports = [await node.holders.list_holders(device) for device in devices]
         assert [[each.pid for each in report.holders] for report in reports] == [[holder.pid], []]
         for report in reports:
             (left_out,) = (each for each in report.uninspected if each.pid == crowd.pid)
             assert left_out.started > 0
-            assert f"of uid {os.geteuid()}: there was no time to look through its" in left_out.command
+            assert f"of uid {os.geteuid()}: there was no time to scan its" in left_out.command
         crowd.end()
         for device in devices:
             assert crowd.pid not in {each.pid for each in (await node.holders.list_holders(device)).uninspected}
@@ -516,11 +516,11 @@ async def test_tenant_that_slows_the_walk_takes_no_device_out_of_service(tmp_pat
 
 
 async def test_listed_process_without_time_for_inspection_is_a_holder_and_not_untraceable(tmp_path: Path) -> None:
-    with World.create(tmp_path / "world", mebibytes=64) as world:
-        node = Node(world, look_budget=0.0)
+    with Machine.create(tmp_path / "world", mebibytes=64) as machine:
+        node = Node(machine, look_budget=0.0)
         device, _ = await node.inventory.devices()
         tenant = node.open("/dev/null")
-        world.gpus[0].add_process(tenant.pid, MIB)
+        machine.gpus[0].add_process(tenant.pid, MIB)
         report = await node.holders.list_holders(device)
         assert [(each.pid, each.kind) for each in report.holders] == [(tenant.pid, HolderKind.PROCESS)]
         assert tenant.pid not in {each.pid for each in report.uninspected}
@@ -528,11 +528,11 @@ async def test_listed_process_without_time_for_inspection_is_a_holder_and_not_un
 
 
 async def test_memory_possibly_used_by_an_uninspected_process_is_no_untraceable_holder(tmp_path: Path) -> None:
-    with World.create(tmp_path / "world", mebibytes=64) as world:
-        node = Node(world, look_budget=0.0)
+    with Machine.create(tmp_path / "world", mebibytes=64) as machine:
+        node = Node(machine, look_budget=0.0)
         device, _ = await node.inventory.devices()
-        world.gpus[0].set("used", ALLOWANCE + MIB)
-        node.open(world.gpus[0].node)
+        machine.gpus[0].set("used", ALLOWANCE + MIB)
+        node.open(machine.gpus[0].node)
         report = await node.holders.list_holders(device)
         assert report.holders == ()
         assert report.uninspected
@@ -540,10 +540,10 @@ async def test_memory_possibly_used_by_an_uninspected_process_is_no_untraceable_
 
 
 async def test_uninspected_infrastructure_process_blocks_no_device(tmp_path: Path) -> None:
-    with World.create(tmp_path / "world", mebibytes=64) as world:
-        node = Node(world, look_budget=0.0)
+    with Machine.create(tmp_path / "world", mebibytes=64) as machine:
+        node = Node(machine, look_budget=0.0)
         device, _ = await node.inventory.devices()
-        daemon = node.open(world.gpus[0].node)
+        daemon = node.open(machine.gpus[0].node)
         assert daemon.pid in {each.pid for each in (await node.holders.list_holders(device)).uninspected}
         node.names[daemon.pid] = "nvidia-persistenced.service"
         assert daemon.pid not in {each.pid for each in (await node.holders.list_holders(device)).uninspected}
@@ -552,8 +552,8 @@ async def test_uninspected_infrastructure_process_blocks_no_device(tmp_path: Pat
 
 async def test_unanswered_walk_is_no_device_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scrubber.adapters.nvidia.holders.WALKER_MODULE", "tests.adapters.wayward_child")
-    with World.create(tmp_path / "world", mebibytes=64) as world:
-        node = Node(world, walk_deadline=0.05)
+    with Machine.create(tmp_path / "world", mebibytes=64) as machine:
+        node = Node(machine, walk_deadline=0.05)
         for device in await node.inventory.devices():
             with pytest.raises(Unavailable):
                 await node.holders.list_holders(device)
@@ -570,10 +570,10 @@ TWO_TABLES = CROWDED.replace("range(40)", "range(2)").replace(
 async def test_holder_behind_many_descriptors_is_found_by_subsequent_walks(
     tmp_path: Path,
 ) -> None:
-    with World.create(tmp_path / "world", mebibytes=64) as world:
-        node = Node(world, look_budget=0.02)
+    with Machine.create(tmp_path / "world", mebibytes=64) as machine:
+        node = Node(machine, look_budget=0.02)
         device, _ = await node.inventory.devices()
-        holder = node.run(TWO_TABLES, str(world.gpus[0].node))
+        holder = node.run(TWO_TABLES, str(machine.gpus[0].node))
         found: list[int] = []
         while holder.pid not in found:
             found = [each.pid for each in (await node.holders.list_holders(device, scrub="scrub-1")).holders]
@@ -584,7 +584,7 @@ async def test_holder_behind_many_descriptors_is_found_by_subsequent_walks(
 
 
 async def test_idle_wait_lasts_until_the_memory_is_released(node: Node, device: Device) -> None:
-    gpu = node.world.gpus[0]
+    gpu = node.machine.gpus[0]
     assert await node.holders.wait_until_idle(device, 20.0) == 0
     gpu.set("used", MARGIN + 7)
     assert await node.holders.wait_until_idle(device, 0.0) == 7
@@ -595,25 +595,25 @@ async def test_idle_wait_lasts_until_the_memory_is_released(node: Node, device: 
 @contextmanager
 def freeing(node: Node) -> Iterator[None]:
     """Release the memory during the wait: at the third query of the driver."""
-    usage, asked = node.holders._read_usage, 0
+    usage, queries = node.holders._read_usage, 0
 
-    async def asking(device: Device) -> object:
-        nonlocal asked
-        asked += 1
-        if asked == 3:
-            node.world.gpus[0].set("used", 0)
+    async def counting(device: Device) -> object:
+        nonlocal queries
+        queries += 1
+        if queries == 3:
+            node.machine.gpus[0].set("used", 0)
         return await usage(device)
 
-    node.holders._read_usage = asking  # type: ignore[method-assign, assignment]
+    node.holders._read_usage = counting  # type: ignore[method-assign, assignment]
     yield
-    assert asked == 3
+    assert queries == 3
 
 
 async def test_holders_of_a_lost_device_raise_device_lost(node: Node, device: Device) -> None:
-    node.world.gpus[0].lose()
-    for ask in (node.holders.is_held, node.holders.list_holders):
+    node.machine.gpus[0].lose()
+    for query in (node.holders.is_held, node.holders.list_holders):
         with pytest.raises(DeviceLost):
-            await ask(device)
+            await query(device)
 
 
 def test_idle_level_is_not_raised_by_the_first_measurement() -> None:

@@ -24,7 +24,7 @@ from scrubber.adapters.nvidia.smi import NvidiaSmi
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceBusy, DeviceLost, DriverTimeout, Unavailable, Unreadable
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
-from tests.nvidia.world import Gpu, World
+from tests.nvidia.machine import Gpu, Machine
 
 LONG = 30.0
 TRAIN = Holder(7, 1, HolderKind.PROCESS, "train")
@@ -32,26 +32,26 @@ TRAIN = Holder(7, 1, HolderKind.PROCESS, "train")
 WITNESS = """#!{python} -IS
 import os, sys, time
 from pathlib import Path
-world, gpu = Path({world!r}), Path({gpu!r})
+machine, gpu = Path({machine!r}), Path({gpu!r})
 def lives(pid):
     try:
         return Path("/proc", pid, "stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
         return False
 attached = gpu / "attached"
-with open(world / "witness", "a") as log:
+with open(machine / "witness", "a") as log:
     print("persistence", (gpu / "persistence_mode").read_text().strip(), file=log)
     print("attached", *(pid for pid in (attached.read_text().split() if attached.exists() else ()) if lives(pid)), file=log)
     print("words", *sys.argv[1:], file=log)
     print("environment", *sorted(os.environ), file=log)
-if (world / "gate").exists():
-    (world / "began").write_bytes(b"")
-    (world / "gate").read_bytes()
+if (machine / "gate").exists():
+    (machine / "began").write_bytes(b"")
+    (machine / "gate").read_bytes()
 {then}
 """
 """Replacement of nvidia-smi: it records the state that it finds, waits at the gate if there is one, and continues."""
 
-ON = 'os.execv(str(world / "usr/bin/the-real-one"), [str(world / "usr/bin/nvidia-smi"), *sys.argv[1:]])'
+ON = 'os.execv(str(machine / "usr/bin/the-real-one"), [str(machine / "usr/bin/nvidia-smi"), *sys.argv[1:]])'
 
 
 class Seen:
@@ -95,10 +95,14 @@ class Erasing:
 class Bench:
     """The adapter under test, and all real components around it: children, pools, inventory, events, programs."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
         self.places = DriverPaths(
-            world.root, world.root / "dev", world.root / "proc/driver/nvidia", world.root / "sys", world.root / "run"
+            machine.root,
+            machine.root / "dev",
+            machine.root / "proc/driver/nvidia",
+            machine.root / "sys",
+            machine.root / "run",
         )
         self.children = Children()
         self.questions = RequestPool(
@@ -141,22 +145,24 @@ class Bench:
     @property
     def gpu(self) -> Gpu:
         """The GPU that is reset."""
-        return self.world.gpus[0]
+        return self.machine.gpus[0]
 
     def witnessed(self, word: str) -> list[list[str]]:
-        lines = (self.world.root / "witness").read_text().splitlines()
+        lines = (self.machine.root / "witness").read_text().splitlines()
         return [line.split()[1:] for line in lines if line.startswith(word)]
 
     def replace_program(self, then: str = ON) -> None:
-        real = self.world.nvidia_smi
+        real = self.machine.nvidia_smi
         if not real.with_name("the-real-one").exists():
             real.rename(real.with_name("the-real-one"))
         real.write_text(
-            WITNESS.format(python=sys.executable, world=str(self.world.root), gpu=str(self.gpu.directory), then=then)
+            WITNESS.format(
+                python=sys.executable, machine=str(self.machine.root), gpu=str(self.gpu.directory), then=then
+            )
         )
         real.chmod(stat.S_IRWXU)
 
-    async def ask(
+    async def query(
         self, device: Device, question: str = "used", *, deadline: float | None = None, **more: object
     ) -> Any:
         return await self.questions.request(device.id, device_request(device, question, **more), deadline=deadline)
@@ -184,17 +190,17 @@ class Gate:
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[World]:
-    with World.create(short_tmp / "w", gpus=getattr(request, "param", 1), mebibytes=4) as made:
+def machine(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[Machine]:
+    with Machine.create(short_tmp / "w", gpus=getattr(request, "param", 1), mebibytes=4) as made:
         yield made
 
 
-TWO_GPUS = pytest.mark.parametrize("world", [2], indirect=True)
+TWO_GPUS = pytest.mark.parametrize("machine", [2], indirect=True)
 
 
 @pytest.fixture
-async def bench(world: World) -> AsyncIterator[Bench]:
-    made = Bench(world)
+async def bench(machine: Machine) -> AsyncIterator[Bench]:
+    made = Bench(machine)
     made.replace_program()
     await made.start()
     yield made
@@ -209,7 +215,7 @@ def device(bench: Bench) -> Device:
 
 @pytest.fixture
 def gate(bench: Bench) -> Gate:
-    return Gate(bench.world.root)
+    return Gate(bench.machine.root)
 
 
 async def a_moment() -> None:
@@ -229,14 +235,14 @@ async def test_reset_restores_the_gpu_and_clears_its_xid_counts(bench: Bench, de
             await anext(bench.stream)
     await bench.resetter.reset(device, LONG)
     assert bench.gpu.resets() == 1
-    assert bench.world.gpus[1].resets() == 0
+    assert bench.machine.gpus[1].resets() == 0
     assert bench.gpu.number("ecc_uncorrected_volatile") == 0
     assert bench.events.xids(device.id) == {}
     assert bench.witnessed("words") == [["--gpu-reset", "-i", device.id]]
 
 
 async def test_no_process_of_the_service_has_the_gpu_open_during_its_reset(bench: Bench, device: Device) -> None:
-    await bench.ask(device)
+    await bench.query(device)
     assert bench.gpu.attached()
     await bench.resetter.reset(device, LONG)
     assert bench.witnessed("attached") == [[]]
@@ -245,12 +251,12 @@ async def test_no_process_of_the_service_has_the_gpu_open_during_its_reset(bench
 @TWO_GPUS
 async def test_persistence_mode_is_disabled_for_the_reset_and_restored_afterwards(bench: Bench, device: Device) -> None:
     bench.gpu.set("persistence_mode", 1)
-    bench.world.gpus[1].set("persistence_mode", 1)
+    bench.machine.gpus[1].set("persistence_mode", 1)
     plan = await bench.resetter.plan(device)
     assert any("persistence mode" in act for act in plan.actions)
     await bench.resetter.reset(device, LONG)
     assert bench.witnessed("persistence") == [["0"]]
-    assert [gpu.text("persistence_mode") for gpu in bench.world.gpus] == ["1", "1"]
+    assert [gpu.text("persistence_mode") for gpu in bench.machine.gpus] == ["1", "1"]
 
 
 async def test_gpu_without_persistence_mode_stays_without_persistence_mode(bench: Bench, device: Device) -> None:
@@ -265,33 +271,33 @@ async def test_requests_and_events_of_other_gpus_continue_during_a_reset(
     other = bench.devices[1]
     resetting = asyncio.create_task(bench.resetter.reset(device, LONG))
     await gate.reached()
-    assert "total" in await bench.ask(other)
+    assert "total" in await bench.query(other)
     with pytest.raises(Unavailable, match="is being reset"):
-        await bench.ask(device)
+        await bench.query(device)
     assert bench.events.unwatched_gpus.keys() == {device.id}
     assert await bench.inventory.devices() == bench.devices
-    bench.world.gpus[1].raise_xid(94)
+    bench.machine.gpus[1].raise_xid(94)
     async with asyncio.timeout(LONG):
         while not bench.events.xids(other.id):
             await anext(bench.stream)
     await gate.open()
     await resetting
     assert bench.witnessed("attached") == [[]]
-    assert "total" in await bench.ask(device)
+    assert "total" in await bench.query(device)
     await bench.watched()
 
 
 @TWO_GPUS
-async def test_all_children_end_before_a_reset_when_the_driver_opens_every_gpu(world: World) -> None:
-    world.set("attaches_all", "")
-    bench = Bench(world)
+async def test_all_children_end_before_a_reset_when_the_driver_opens_every_gpu(machine: Machine) -> None:
+    machine.set("attaches_all", "")
+    bench = Bench(machine)
     bench.replace_program()
     await bench.start()
     device, other = bench.devices
-    await bench.ask(other)
+    await bench.query(other)
     await bench.resetter.reset(device, LONG)
     assert (bench.gpu.resets(), bench.witnessed("attached")) == (1, [[]])
-    assert "total" in await bench.ask(other)
+    assert "total" in await bench.query(other)
     await bench.watched()
     await bench.close()
 
@@ -307,11 +313,11 @@ async def test_nvidia_smi_runs_with_a_clean_environment(
 
 async def test_gpu_that_answers_only_after_a_reset_is_reset(bench: Bench, device: Device) -> None:
     bench.gpu.need_reset()
-    bench.holders.show(device, Unreadable("The GPU answers nothing until it is reset."), ())
+    bench.holders.show(device, Unreadable("The GPU does not respond until it is reset."), ())
     assert (await bench.resetter.plan(device)).blockers == ()
     await bench.resetter.reset(device, LONG)
     assert bench.gpu.resets() == 1
-    assert "total" in await bench.ask(device)
+    assert "total" in await bench.query(device)
 
 
 async def test_two_resets_of_one_gpu_never_overlap(bench: Bench, device: Device, gate: Gate) -> None:
@@ -328,7 +334,7 @@ async def test_two_resets_of_one_gpu_never_overlap(bench: Bench, device: Device,
 
 @TWO_GPUS
 async def test_nvlink_peers_before_ampere_are_reset_in_one_command(bench: Bench) -> None:
-    for one, other in (bench.world.gpus, bench.world.gpus[::-1]):
+    for one, other in (bench.machine.gpus, bench.machine.gpus[::-1]):
         one.set("architecture", 5)
         one.link(0, other)
     bench.replace_program(then="")
@@ -347,12 +353,12 @@ async def test_nvlink_peers_before_ampere_are_reset_in_one_command(bench: Bench)
 
 
 def nothing_was_done(bench: Bench) -> bool:
-    return not (bench.world.root / "witness").exists() and bench.gpu.resets() == 0 and not bench.events.unwatched_gpus
+    return not (bench.machine.root / "witness").exists() and bench.gpu.resets() == 0 and not bench.events.unwatched_gpus
 
 
 async def test_held_gpu_is_not_reset(bench: Bench, device: Device) -> None:
     bench.holders.show(device, (TRAIN,))
-    assert (await bench.resetter.plan(device)).blockers == ("train (PID 7) holds device 0: it has to end first.",)
+    assert (await bench.resetter.plan(device)).blockers == ("train (PID 7) holds device 0: it must end first.",)
     with pytest.raises(DeviceBusy, match=r"train \(PID 7\)"):
         await bench.resetter.reset(device, LONG)
     assert nothing_was_done(bench)
@@ -395,20 +401,20 @@ async def test_gpu_in_use_by_a_client_known_only_to_the_driver_is_busy_not_fault
     assert (bench.gpu.resets(), bench.gpu.text("persistence_mode")) == (0, "1")
 
 
-async def test_child_that_cannot_be_killed_blocks_the_reset(world: World) -> None:
-    bench = Bench(world)
+async def test_child_that_cannot_be_killed_blocks_the_reset(machine: Machine) -> None:
+    bench = Bench(machine)
     kill, bench.children.send_signal = bench.children.send_signal, lambda pidfd, number: None
     bench.children.kill_timeout = 0.05
     await bench.start()
     (device,) = bench.devices
-    await bench.ask(device)
+    await bench.query(device)
     bench.gpu.hang("nvmlDeviceGetMemoryInfo_v2")
     with pytest.raises(DriverTimeout, match="did not answer"):
-        await bench.ask(device, deadline=0.05)
+        await bench.query(device, deadline=0.05)
     async with asyncio.timeout(LONG):
         while not bench.children.abandoned:
             await a_moment()
-    with pytest.raises(DriverTimeout, match="cannot be ended"):
+    with pytest.raises(DriverTimeout, match="cannot be killed"):
         await bench.resetter.reset(device, LONG)
     assert bench.gpu.resets() == 0
     bench.children.send_signal = kill
@@ -420,12 +426,12 @@ async def test_child_that_cannot_be_killed_blocks_the_reset(world: World) -> Non
             await a_moment()
 
 
-@pytest.mark.parametrize("why", ["nobody", "uninstalled", "guest"])
+@pytest.mark.parametrize("why", ["unprivileged", "uninstalled", "guest"])
 async def test_unavailable_reset_is_refused_with_the_reason_and_nothing_is_changed(bench: Bench, why: str) -> None:
-    if why == "nobody":
+    if why == "unprivileged":
         bench.uid = 65534
     elif why == "uninstalled":
-        bench.world.nvidia_smi.unlink()
+        bench.machine.nvidia_smi.unlink()
     else:
         bench.gpu.set("virtualization", 1)
         (bench.gpu.pci_device / "reset").unlink()
@@ -438,9 +444,9 @@ async def test_unavailable_reset_is_refused_with_the_reason_and_nothing_is_chang
 
 
 async def test_mig_instance_is_not_reset_because_its_gpu_would_lose_all_instances(short_tmp: Path) -> None:
-    with World.create(short_tmp / "w", gpus=1, mebibytes=64) as world:
-        world.gpus[0].split("1g.18gb", "1g.18gb")
-        bench = Bench(world)
+    with Machine.create(short_tmp / "w", gpus=1, mebibytes=64) as machine:
+        machine.gpus[0].split("1g.18gb", "1g.18gb")
+        bench = Bench(machine)
         bench.replace_program()
         await bench.start()
         first, second = bench.devices
@@ -458,11 +464,11 @@ async def test_mig_instance_is_not_reset_because_its_gpu_would_lose_all_instance
 @pytest.mark.parametrize("running", [False, True])
 async def test_fabric_manager_is_found_by_its_pid_file(bench: Bench, running: bool) -> None:
     bench.gpu.set("architecture", 7)
-    switch = bench.world.root / "sys/bus/pci/devices/0000:c1:00.0"
+    switch = bench.machine.root / "sys/bus/pci/devices/0000:c1:00.0"
     switch.mkdir()
     (switch / "vendor").write_text("0x10de\n")
     (switch / "class").write_text("0x068000\n")
-    place = bench.world.root / "run/nvidia-fabricmanager"
+    place = bench.machine.root / "run/nvidia-fabricmanager"
     place.mkdir()
     (place / "nv-fabricmanager.pid").write_text(f"{os.getpid() if running else 4194304}\n")
     bench.devices = await bench.inventory.devices()
@@ -471,9 +477,9 @@ async def test_fabric_manager_is_found_by_its_pid_file(bench: Bench, running: bo
 
 
 async def test_reset_plan_is_blocked_while_the_driver_is_missing(bench: Bench, device: Device) -> None:
-    bench.world.remove_driver()
+    bench.machine.remove_driver()
     assert any("load it (modprobe nvidia)" in each for each in (await bench.resetter.plan(device)).blockers)
-    bench.world.bring_driver_back()
+    bench.machine.bring_driver_back()
     assert (await bench.resetter.plan(device)).blockers == ()
 
 
@@ -487,19 +493,17 @@ async def test_failed_reset_reports_the_cause_and_restores_settings(bench: Bench
     async with asyncio.timeout(LONG):
         while not bench.events.xids(device.id):
             await anext(bench.stream)
-    with pytest.raises(
-        Unreadable, match=r"status 255: GPU Reset couldn't run .* Unknown Error\); the node needs a reboot"
-    ):
+    with pytest.raises(Unreadable, match=r"status 255: GPU Reset couldn't run .* Unknown Error\); reboot the node"):
         await bench.resetter.reset(device, LONG)
     assert bench.gpu.text("persistence_mode") == "1"
     assert bench.events.xids(device.id) == {95: 1}
-    assert "total" in await bench.ask(device)
+    assert "total" in await bench.query(device)
 
 
 async def test_gpu_that_fell_off_the_bus_requires_a_reboot(bench: Bench, device: Device) -> None:
     bench.gpu.lose()
     bench.holders.show(device, DeviceLost("It fell off the bus."))
-    with pytest.raises(Unreadable, match=r"the GPU has fallen off the bus.*needs a reboot"):
+    with pytest.raises(Unreadable, match=r"the GPU has fallen off the bus.*reboot the node"):
         await bench.resetter.reset(device, LONG)
 
 
@@ -520,7 +524,7 @@ async def test_hanging_reset_is_killed_at_its_deadline_and_settings_are_restored
     assert LONG / 2 <= limit < LONG, "what was left of its own deadline"
     assert bench.gpu.text("persistence_mode") == "1"
     assert bench.resetter.abandoned == ()
-    assert "total" in await bench.ask(device)
+    assert "total" in await bench.query(device)
 
 
 async def test_driver_hanging_on_the_gpu_is_reported_stuck_at_the_deadline_without_changes(
@@ -529,7 +533,7 @@ async def test_driver_hanging_on_the_gpu_is_reported_stuck_at_the_deadline_witho
     bench.gpu.hang()
     with pytest.raises(DriverTimeout):
         await bench.resetter.reset(device, 0.2)
-    assert not (bench.world.root / "witness").exists()
+    assert not (bench.machine.root / "witness").exists()
 
 
 @TWO_GPUS
@@ -537,13 +541,13 @@ async def test_reset_that_could_not_finish_before_its_deadline_is_not_begun(benc
     """One of our processes may have the GPU open for as long as another GPU hangs."""
     bench.gpu.set("persistence_mode", 1)
     assert (await bench.resetter.plan(device)).blockers == ()  # the child that collects the facts is started now
-    bench.world.gpus[1].hang("nvmlDeviceGetName")
+    bench.machine.gpus[1].hang("nvmlDeviceGetName")
     listing = asyncio.create_task(bench.inventory.devices())
     await asyncio.sleep(0)  # the listing is in progress
-    with pytest.raises(DeviceBusy, match="before everything had let go of it"):
+    with pytest.raises(DeviceBusy, match="its handles were not released before the deadline"):
         await bench.resetter.reset(device, 5.0)
     listing.cancel()
-    assert not (bench.world.root / "witness").exists()
+    assert not (bench.machine.root / "witness").exists()
     assert bench.gpu.text("persistence_mode") == "1"
     await bench.watched()
 
@@ -551,21 +555,21 @@ async def test_reset_that_could_not_finish_before_its_deadline_is_not_begun(benc
 @TWO_GPUS
 async def test_gpus_reset_together_each_get_their_persistence_mode_back(bench: Bench) -> None:
     """This also holds when the mode of the other GPU could not be changed, and the reset does not happen."""
-    for one, other in (bench.world.gpus, bench.world.gpus[::-1]):
+    for one, other in (bench.machine.gpus, bench.machine.gpus[::-1]):
         one.set("architecture", 5)
         one.set("persistence_mode", 1)
         one.link(0, other)
     bench.devices = await bench.inventory.devices()
-    bench.world.gpus[1].fail("nvmlDeviceSetPersistenceMode", 999)
+    bench.machine.gpus[1].fail("nvmlDeviceSetPersistenceMode", 999)
     bench.gpu.fail_resets()
     with pytest.raises(Unreadable):
         await bench.resetter.reset(bench.devices[0], LONG)
-    assert [gpu.text("persistence_mode") for gpu in bench.world.gpus] == ["1", "1"]
+    assert [gpu.text("persistence_mode") for gpu in bench.machine.gpus] == ["1", "1"]
 
 
 async def test_gpu_that_does_not_return_after_a_reset_is_reported_unreadable(bench: Bench, device: Device) -> None:
     bench.replace_program(then='(gpu / "error").write_text("15\\n")')
-    with pytest.raises(Unreadable, match=r"was reset, but .* does not describe it"):
+    with pytest.raises(Unreadable, match=r"was reset, but .* does not describe the device"):
         await bench.resetter.reset(device, LONG)
 
 
@@ -574,7 +578,7 @@ async def test_persistence_mode_that_cannot_be_restored_is_reported(bench: Bench
     bench.replace_program(
         then='(gpu / "errors").mkdir(); (gpu / "errors/nvmlDeviceSetPersistenceMode").write_text("4\\n")'
     )
-    with pytest.raises(Unreadable, match=r"was reset, but .*Persistence mode could not be switched on again"):
+    with pytest.raises(Unreadable, match=r"was reset, but .*Persistence mode could not be enabled again"):
         await bench.resetter.reset(device, LONG)
 
 
@@ -601,11 +605,11 @@ async def test_process_stall_while_planning_does_not_fail_the_reset(
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
 ) -> None:
-    stands = [seconds]
+    stalls = [seconds]
 
     async def holders(_: Device) -> HolderReport:
-        while stands:
-            stand_still(stands.pop())
+        while stalls:
+            stand_still(stalls.pop())
             await a_moment()
         return HolderReport(())
 
@@ -618,18 +622,18 @@ async def test_driver_is_not_reported_stuck_after_a_process_stall_consumed_the_t
     bench: Bench, device: Device, stand_still: Callable[[float], None]
 ) -> None:
     bench.gpu.set("persistence_mode", 1)
-    kill, stands = bench.children.send_signal, [LONG / 2 + 1]
+    kill, stalls = bench.children.send_signal, [LONG / 2 + 1]
 
     def kill_and_stand_still(pidfd: int, number: int) -> None:
         kill(pidfd, number)
-        while stands:
-            stand_still(stands.pop())
+        while stalls:
+            stand_still(stalls.pop())
 
     bench.children.send_signal = kill_and_stand_still
-    with pytest.raises(DeviceBusy, match="before everything had let go of it"):
+    with pytest.raises(DeviceBusy, match="its handles were not released before the deadline"):
         await bench.resetter.reset(device, LONG)
-    assert not stands
-    assert not (bench.world.root / "witness").exists()
+    assert not stalls
+    assert not (bench.machine.root / "witness").exists()
     assert bench.gpu.text("persistence_mode") == "1"
 
 
@@ -643,18 +647,18 @@ async def test_cancelled_reset_finishes_and_restores_settings(bench: Bench, devi
     with pytest.raises(asyncio.CancelledError):
         await resetting
     assert (bench.gpu.resets(), bench.gpu.text("persistence_mode")) == (1, "1")
-    assert "total" in await bench.ask(device)
+    assert "total" in await bench.query(device)
     await bench.watched()
 
 
 # --- nvidia-smi that cannot be killed
 
 
-async def test_unkillable_nvidia_smi_is_abandoned_and_no_second_one_is_started(world: World) -> None:
-    gpu = world.gpus[0]
+async def test_unkillable_nvidia_smi_is_abandoned_and_no_second_one_is_started(machine: Machine) -> None:
+    gpu = machine.gpus[0]
     gpu.hang_resets()
-    smi = NvidiaSmi(DriverPaths(world.root), kill_timeout=0.05, kill=lambda group, number: None)
-    with pytest.raises(DriverTimeout, match="cannot be ended"):
+    smi = NvidiaSmi(DriverPaths(machine.root), kill_timeout=0.05, kill=lambda group, number: None)
+    with pytest.raises(DriverTimeout, match="cannot be killed"):
         await smi.reset([gpu.uuid], "Device 0", 0.5)
     (run,) = smi.abandoned
     assert run.device == gpu.uuid
@@ -669,25 +673,25 @@ async def test_unkillable_nvidia_smi_is_abandoned_and_no_second_one_is_started(w
     assert gpu.resets() == 1
 
 
-async def test_endless_nvidia_smi_output_is_bounded_and_its_end_is_reported(world: World) -> None:
-    world.nvidia_smi.write_text(
+async def test_endless_nvidia_smi_output_is_bounded_and_its_end_is_reported(machine: Machine) -> None:
+    machine.nvidia_smi.write_text(
         f"#!{sys.executable} -IS\nimport sys\n"
         "for _ in range(2000):\n    print('x' * 1000)\nprint('The last word. ' * 100)\nsys.exit(3)\n"
     )
-    smi = NvidiaSmi(DriverPaths(world.root))
-    with pytest.raises(Unreadable, match=r"no such reset: The last word\.") as failure:
-        await smi.reset([world.gpus[0].uuid], "Device 0", LONG)
+    smi = NvidiaSmi(DriverPaths(machine.root))
+    with pytest.raises(Unreadable, match=r"this GPU does not support this reset: The last word\.") as failure:
+        await smi.reset([machine.gpus[0].uuid], "Device 0", LONG)
     assert len(str(failure.value)) < 500
 
 
-async def test_ended_nvidia_smi_is_not_waited_for_because_a_child_keeps_its_output_open(world: World) -> None:
-    left = world.root / "left"
-    world.nvidia_smi.write_text(
+async def test_ended_nvidia_smi_is_not_waited_for_because_a_child_keeps_its_output_open(machine: Machine) -> None:
+    left = machine.root / "left"
+    machine.nvidia_smi.write_text(
         f"#!/bin/sh\nsleep 600 &\necho $! > {left}.new; mv {left}.new {left}\nsleep 0.1\necho 'Done, all but one.'; exit 3\n"
     )
-    smi = NvidiaSmi(DriverPaths(world.root), kill_timeout=0.05)
+    smi = NvidiaSmi(DriverPaths(machine.root), kill_timeout=0.05)
     try:
-        with pytest.raises(Unreadable, match=r"no such reset: Done, all but one\."):
-            await smi.reset([world.gpus[0].uuid], "Device 0", LONG)
+        with pytest.raises(Unreadable, match=r"this GPU does not support this reset: Done, all but one\."):
+            await smi.reset([machine.gpus[0].uuid], "Device 0", LONG)
     finally:
         os.kill(int(left.read_text()), signal.SIGKILL)

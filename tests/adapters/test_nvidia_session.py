@@ -80,7 +80,7 @@ def test_function_missing_from_the_binding_does_not_apply() -> None:
 
 def test_text_that_is_not_utf8_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: b"\xff".decode())
-    with pytest.raises(Fault, match="no text"):
+    with pytest.raises(Fault, match="not text"):
         GPU.call("nvmlDeviceGetName")
 
 

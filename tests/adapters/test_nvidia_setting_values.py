@@ -28,8 +28,8 @@ def test_possible_setting_values_are_accepted() -> None:
 
 def test_exactly_the_restorable_settings_are_accepted() -> None:
     assert {setting.name for setting in SETTINGS} == set(POSSIBLE)
-    (sentence,) = validation_errors({"no_such_setting": "1"})
-    assert all(f"{name}" in sentence for name in ("no_such_setting", *POSSIBLE))
+    (message,) = validation_errors({"no_such_setting": "1"})
+    assert all(f"{name}" in message for name in ("no_such_setting", *POSSIBLE))
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_exactly_the_restorable_settings_are_accepted() -> None:
     ],
 )
 def test_impossible_setting_value_is_refused_with_the_accepted_form(name: str, value: str, advice: str) -> None:
-    (sentence,) = validation_errors({name: value})
-    assert f'{name} cannot be "{value}"' in sentence
-    assert advice in sentence
+    (message,) = validation_errors({name: value})
+    assert f'{name} cannot be "{value}"' in message
+    assert advice in message
 
 
 def test_each_invalid_setting_is_reported() -> None:

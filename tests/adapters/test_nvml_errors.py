@@ -72,5 +72,5 @@ def test_missing_driver_and_driver_version_mismatch_are_distinguished() -> None:
         )
     )
     assert missing.startswith("The driver is not loaded:")
-    assert other.startswith("The driver and its library are of different versions: reboot")
-    assert no_library.startswith("The driver's library (libnvidia-ml.so.1) is not found:")
+    assert other.startswith("The versions of the driver and its library differ: reboot")
+    assert no_library.startswith("The driver's library (libnvidia-ml.so.1) was not found:")

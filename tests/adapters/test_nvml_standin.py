@@ -17,25 +17,25 @@ import pytest
 
 from tests.nvidia.build import exported_functions, library
 from tests.nvidia.console import Console, Handle, Refused, Struct, console
-from tests.nvidia.world import MIB, World
+from tests.nvidia.machine import MIB, Machine
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World.create(tmp_path / "world") as world:
-        yield world
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with Machine.create(tmp_path / "world") as machine:
+        yield machine
 
 
 @pytest.fixture
-def nvml(world: World) -> Iterator[Console]:
+def nvml(machine: Machine) -> Iterator[Console]:
     """Initialise NVML as the project's children do."""
-    with console(world.environment) as nvml:
+    with console(machine.environment) as nvml:
         nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
         yield nvml
 
 
-def gpu(nvml: Console, world: World, number: int = 0) -> Handle:
-    handle = nvml.call("nvmlDeviceGetHandleByPciBusId", world.gpus[number].pci_address)
+def gpu(nvml: Console, machine: Machine, number: int = 0) -> Handle:
+    handle = nvml.call("nvmlDeviceGetHandleByPciBusId", machine.gpus[number].pci_address)
     assert isinstance(handle, Handle)
     return handle
 
@@ -58,7 +58,7 @@ def test_library_exports_every_function_named_in_its_source(tmp_path: Path) -> N
     assert [name for name in exported_functions() if not hasattr(loaded, name)] == []
 
 
-def test_library_copied_elsewhere_finds_no_driver(world: World, tmp_path: Path) -> None:
+def test_library_copied_elsewhere_finds_no_driver(machine: Machine, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "libnvidia-ml.so.1").write_bytes(library())
@@ -66,13 +66,13 @@ def test_library_copied_elsewhere_finds_no_driver(world: World, tmp_path: Path) 
         nvml.call("nvmlInit")
 
 
-def test_every_function_fails_before_initialization_and_after_shutdown(world: World) -> None:
-    with console(world.environment) as nvml:
+def test_every_function_fails_before_initialization_and_after_shutdown(machine: Machine) -> None:
+    with console(machine.environment) as nvml:
         for _ in range(2):  # nested, as the real one counts
             nvml.call("nvmlInit")
-        handle = gpu(nvml, world)
+        handle = gpu(nvml, machine)
         nvml.call("nvmlShutdown")
-        assert nvml.call("nvmlDeviceGetUUID", handle) == world.gpus[0].uuid
+        assert nvml.call("nvmlDeviceGetUUID", handle) == machine.gpus[0].uuid
         nvml.call("nvmlShutdown")
         for function, arguments in (
             ("nvmlDeviceGetUUID", (handle,)),
@@ -88,66 +88,66 @@ def test_every_function_fails_before_initialization_and_after_shutdown(world: Wo
 
 
 @pytest.mark.parametrize("code", [4, 9, 18, 999])
-def test_driver_error_is_reported_at_initialization_and_afterwards(world: World, code: int) -> None:
-    with console(world.environment) as nvml:
-        world.init_error(code)
+def test_driver_error_is_reported_at_initialization_and_afterwards(machine: Machine, code: int) -> None:
+    with console(machine.environment) as nvml:
+        machine.init_error(code)
         with refused(code):
             nvml.call("nvmlInit")
-        world.bring_driver_back()
+        machine.bring_driver_back()
         nvml.call("nvmlInit")
-        handle = gpu(nvml, world)
-        world.init_error(code)
+        handle = gpu(nvml, machine)
+        machine.init_error(code)
         with refused(code):
             nvml.call("nvmlDeviceGetUUID", handle)
         assert nvml.call("nvmlErrorString", 9) == "Driver Not Loaded"
 
 
 def test_node_without_gpus_is_an_error_unless_allowed_by_flag(tmp_path: Path) -> None:
-    with World.create(tmp_path / "world", gpus=0) as world, console(world.environment) as nvml:
+    with Machine.create(tmp_path / "world", gpus=0) as machine, console(machine.environment) as nvml:
         with refused(pynvml.NVML_ERROR_NOT_FOUND):
             nvml.call("nvmlInit")
         nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
         assert nvml.call("nvmlDeviceGetCount") == 0
 
 
-def test_query_about_one_gpu_attaches_to_no_other(world: World, nvml: Console) -> None:
-    first, second = world.gpus
-    handle = gpu(nvml, world, 1)
+def test_query_about_one_gpu_attaches_to_no_other(machine: Machine, nvml: Console) -> None:
+    first, second = machine.gpus
+    handle = gpu(nvml, machine, 1)
     assert nvml.call("nvmlDeviceGetUUID", handle) == second.uuid
     assert (first.attached(), second.attached()) == ((), (nvml.pid,))
     assert nvml.call("nvmlDeviceGetUUID", nvml.call("nvmlDeviceGetHandleByUUID", second.uuid)) == second.uuid
     assert first.attached() == (nvml.pid,), "a search by UUID passes every GPU on the way"
 
 
-def test_initialization_attaches_to_no_gpu(world: World) -> None:
-    with console(world.environment) as nvml:
+def test_initialization_attaches_to_no_gpu(machine: Machine) -> None:
+    with console(machine.environment) as nvml:
         nvml.call("nvmlInit")
         assert nvml.call("nvmlDeviceGetCount") == 2
-        assert [gpu.attached() for gpu in world.gpus] == [()] * 2
+        assert [gpu.attached() for gpu in machine.gpus] == [()] * 2
 
 
-def test_initialization_without_attach_lists_no_gpu(world: World) -> None:
-    with console(world.environment) as nvml:
+def test_initialization_without_attach_lists_no_gpu(machine: Machine) -> None:
+    with console(machine.environment) as nvml:
         nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS | pynvml.NVML_INIT_FLAG_NO_ATTACH)
         assert nvml.call("nvmlDeviceGetCount") == 0
         with refused(pynvml.NVML_ERROR_NOT_FOUND):
-            gpu(nvml, world)
+            gpu(nvml, machine)
 
 
-def test_attached_gpu_stays_open_until_shutdown(world: World, nvml: Console) -> None:
+def test_attached_gpu_stays_open_until_shutdown(machine: Machine, nvml: Console) -> None:
     def opened() -> bool:
-        wanted = world.gpus[0].node.stat().st_rdev
-        return any(entry.stat().st_rdev == wanted for entry in Path(f"/proc/{nvml.pid}/fd").iterdir())
+        device_number = machine.gpus[0].node.stat().st_rdev
+        return any(entry.stat().st_rdev == device_number for entry in Path(f"/proc/{nvml.pid}/fd").iterdir())
 
     assert not opened()
-    gpu(nvml, world)
+    gpu(nvml, machine)
     assert opened()
     nvml.call("nvmlShutdown")
     assert not opened()
 
 
-def test_gpu_device_nodes_have_unique_device_numbers(world: World) -> None:
-    numbers = [world.gpus[0].node.stat().st_rdev, world.gpus[1].node.stat().st_rdev]
+def test_gpu_device_nodes_have_unique_device_numbers(machine: Machine) -> None:
+    numbers = [machine.gpus[0].node.stat().st_rdev, machine.gpus[1].node.stat().st_rdev]
     numbers += [Path(f"/dev/{name}").stat().st_rdev for name in ("null", "zero", "full", "random", "tty")]
     assert len(set(numbers)) == len(numbers)
 
@@ -155,59 +155,59 @@ def test_gpu_device_nodes_have_unique_device_numbers(world: World) -> None:
 # --- errors of one GPU
 
 
-def test_error_of_one_function_or_gpu_affects_no_other(world: World, nvml: Console) -> None:
-    first, second = gpu(nvml, world, 0), gpu(nvml, world, 1)
-    world.gpus[0].fail("nvmlDeviceGetName", 999)
+def test_error_of_one_function_or_gpu_affects_no_other(machine: Machine, nvml: Console) -> None:
+    first, second = gpu(nvml, machine, 0), gpu(nvml, machine, 1)
+    machine.gpus[0].fail("nvmlDeviceGetName", 999)
     with refused(999):
         nvml.call("nvmlDeviceGetName", first)
     assert nvml.call("nvmlDeviceGetUUID", first)
-    world.gpus[0].lose()
+    machine.gpus[0].lose()
     with refused(pynvml.NVML_ERROR_GPU_IS_LOST):
         nvml.call("nvmlDeviceGetUUID", first)
     with refused(pynvml.NVML_ERROR_GPU_IS_LOST):
-        gpu(nvml, world, 0)
+        gpu(nvml, machine, 0)
     assert nvml.call("nvmlDeviceGetName", second) == "NVIDIA H200"
-    world.gpus[0].heal()
+    machine.gpus[0].heal()
     assert nvml.call("nvmlDeviceGetName", first) == "NVIDIA H200"
 
 
-def test_removed_gpu_is_lost_and_added_gpu_appears_after_reinitialization(world: World, nvml: Console) -> None:
-    first = gpu(nvml, world, 0)
-    world.remove_gpu(world.gpus[0])
+def test_removed_gpu_is_lost_and_added_gpu_appears_after_reinitialization(machine: Machine, nvml: Console) -> None:
+    first = gpu(nvml, machine, 0)
+    machine.remove_gpu(machine.gpus[0])
     with refused(pynvml.NVML_ERROR_GPU_IS_LOST):
         nvml.call("nvmlDeviceGetUUID", first)
-    added = world.add_gpu()
+    added = machine.add_gpu()
     with refused(pynvml.NVML_ERROR_NOT_FOUND):
         nvml.call("nvmlDeviceGetHandleByPciBusId", added.pci_address)
     nvml.call("nvmlShutdown")
     nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
-    assert nvml.call("nvmlDeviceGetUUID", gpu(nvml, world, 1)) == added.uuid
+    assert nvml.call("nvmlDeviceGetUUID", gpu(nvml, machine, 1)) == added.uuid
 
 
-def test_call_about_a_hanging_gpu_never_returns(world: World, nvml: Console) -> None:
-    handle = gpu(nvml, world)
-    world.gpus[0].hang("nvmlDeviceGetTemperature")
+def test_call_about_a_hanging_gpu_never_returns(machine: Machine, nvml: Console) -> None:
+    handle = gpu(nvml, machine)
+    machine.gpus[0].hang("nvmlDeviceGetTemperature")
     assert nvml.call("nvmlDeviceGetName", handle)
-    nvml.ask("nvmlDeviceGetTemperature", handle, 0)
-    with console(world.environment) as other:
+    nvml.send("nvmlDeviceGetTemperature", handle, 0)
+    with console(machine.environment) as other:
         other.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
-        assert other.call("nvmlDeviceGetTemperature", gpu(other, world, 1), 0) == 31
-        other.ask("nvmlDeviceGetTemperature", gpu(other, world, 0), 0)
+        assert other.call("nvmlDeviceGetTemperature", gpu(other, machine, 1), 0) == 31
+        other.send("nvmlDeviceGetTemperature", gpu(other, machine, 0), 0)
         assert not other.answers_within(0.2)
     assert not nvml.answers_within(0)
 
 
-def test_older_driver_lacks_newer_functions(world: World, nvml: Console) -> None:
-    handle = gpu(nvml, world)
-    world.age("nvmlDeviceGetMemoryInfo_v2")
+def test_older_driver_lacks_newer_functions(machine: Machine, nvml: Console) -> None:
+    handle = gpu(nvml, machine)
+    machine.age("nvmlDeviceGetMemoryInfo_v2")
     with refused(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
         nvml.call("nvmlDeviceGetMemoryInfo", handle, version=pynvml.nvmlMemory_v2)
     assert nvml.call("nvmlDeviceGetMemoryInfo", handle).total == 16 * MIB
 
 
-def test_unsupported_gpu_features_return_not_supported(world: World, nvml: Console) -> None:
-    handle = gpu(nvml, world)
-    world.gpus[0].unset("temperature", "ecc_mode")
+def test_unsupported_gpu_features_return_not_supported(machine: Machine, nvml: Console) -> None:
+    handle = gpu(nvml, machine)
+    machine.gpus[0].unset("temperature", "ecc_mode")
     for function, arguments in (
         ("nvmlDeviceGetTemperature", (0,)),
         ("nvmlDeviceGetEccMode", ()),
@@ -224,10 +224,10 @@ def test_unsupported_gpu_features_return_not_supported(world: World, nvml: Conso
 # --- attributes of a GPU
 
 
-def test_gpu_attributes_are_returned(world: World, nvml: Console) -> None:
-    handle, there = gpu(nvml, world, 1), world.gpus[1]
+def test_gpu_attributes_are_returned(machine: Machine, nvml: Console) -> None:
+    handle, target = gpu(nvml, machine, 1), machine.gpus[1]
     answers = {
-        "nvmlDeviceGetUUID": there.uuid,
+        "nvmlDeviceGetUUID": target.uuid,
         "nvmlDeviceGetName": "NVIDIA H200",
         "nvmlDeviceGetIndex": 1,
         "nvmlDeviceGetMinorNumber": 1,
@@ -249,9 +249,9 @@ def test_gpu_attributes_are_returned(world: World, nvml: Console) -> None:
     assert nvml.call("nvmlSystemGetCudaDriverVersion_v2") == 13000
 
 
-def test_reserved_memory_counts_as_used_only_in_the_old_call(world: World, nvml: Console) -> None:
-    handle = gpu(nvml, world)
-    world.gpus[0].set("used", 3 * MIB)
+def test_reserved_memory_counts_as_used_only_in_the_old_call(machine: Machine, nvml: Console) -> None:
+    handle = gpu(nvml, machine)
+    machine.gpus[0].set("used", 3 * MIB)
     old = nvml.call("nvmlDeviceGetMemoryInfo", handle)
     new = nvml.call("nvmlDeviceGetMemoryInfo", handle, version=pynvml.nvmlMemory_v2)
     assert (new.total, new.reserved, new.used, new.free) == (16 * MIB, 2 * MIB, 3 * MIB, 11 * MIB)
@@ -260,21 +260,21 @@ def test_reserved_memory_counts_as_used_only_in_the_old_call(world: World, nvml:
         nvml.call("nvmlDeviceGetMemoryInfo", handle, version=0x1000018)
 
 
-def test_each_field_value_has_its_own_status(world: World, nvml: Console) -> None:
-    world.gpus[0].set("fields/230", 4)
-    world.gpus[0].set("fields/92", "18446744073709551615 3")
-    asked = [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 92, 7]
-    action, large, absent = nvml.call("nvmlDeviceGetFieldValues", gpu(nvml, world), asked)
+def test_each_field_value_has_its_own_status(machine: Machine, nvml: Console) -> None:
+    machine.gpus[0].set("fields/230", 4)
+    machine.gpus[0].set("fields/92", "18446744073709551615 3")
+    fields = [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 92, 7]
+    action, large, absent = nvml.call("nvmlDeviceGetFieldValues", gpu(nvml, machine), fields)
     assert (action.nvmlReturn, action.value.uiVal) == (0, pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET)
     assert (large.valueType, large.value.ullVal) == (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, 2**64 - 1)
     assert absent.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_nvlinks_report_state_and_remote_device(world: World, nvml: Console) -> None:
-    first, second = world.gpus
+def test_nvlinks_report_state_and_remote_device(machine: Machine, nvml: Console) -> None:
+    first, second = machine.gpus
     first.link(0, second)
     first.link(1, "00000000:C0:00.0", active=False)
-    handle = gpu(nvml, world)
+    handle = gpu(nvml, machine)
     assert [nvml.call("nvmlDeviceGetNvLinkState", handle, link) for link in (0, 1)] == [1, 0]
     assert nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, 0).busId == second.text("pci")
     types = [nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in (0, 1)]
@@ -284,42 +284,42 @@ def test_nvlinks_report_state_and_remote_device(world: World, nvml: Console) -> 
         nvml.call("nvmlDeviceGetNvLinkState", handle, pynvml.NVML_NVLINK_MAX_LINKS)
 
 
-def test_topology_is_the_configured_level_or_derived_from_numa_nodes(world: World, nvml: Console) -> None:
-    first, second = gpu(nvml, world, 0), gpu(nvml, world, 1)
+def test_topology_is_the_configured_level_or_derived_from_numa_nodes(machine: Machine, nvml: Console) -> None:
+    first, second = gpu(nvml, machine, 0), gpu(nvml, machine, 1)
 
     def level(one: Handle, other: Handle) -> object:
         return nvml.call("nvmlDeviceGetTopologyCommonAncestor", one, other)
 
-    world.gpus[0].set("numa_node", 0)
-    world.gpus[1].set("numa_node", 1)
+    machine.gpus[0].set("numa_node", 0)
+    machine.gpus[1].set("numa_node", 1)
     assert (level(first, first), level(first, second)) == (pynvml.NVML_TOPOLOGY_INTERNAL, pynvml.NVML_TOPOLOGY_SYSTEM)
-    world.gpus[1].set("numa_node", 0)
+    machine.gpus[1].set("numa_node", 0)
     assert level(first, second) == pynvml.NVML_TOPOLOGY_NODE
-    world.gpus[0].place_near(world.gpus[1], pynvml.NVML_TOPOLOGY_SINGLE)
+    machine.gpus[0].place_near(machine.gpus[1], pynvml.NVML_TOPOLOGY_SINGLE)
     assert [level(first, second), level(second, first)] == [pynvml.NVML_TOPOLOGY_SINGLE] * 2
 
 
-def test_retired_pages_are_returned_in_a_large_enough_buffer(world: World, nvml: Console) -> None:
-    handle = gpu(nvml, world)
-    world.gpus[0].set("retired_pages/0", "")
-    world.gpus[0].set("retired_pages/1", " ".join(hex(0x1000 * page) for page in range(1, 9)))
+def test_retired_pages_are_returned_in_a_large_enough_buffer(machine: Machine, nvml: Console) -> None:
+    handle = gpu(nvml, machine)
+    machine.gpus[0].set("retired_pages/0", "")
+    machine.gpus[0].set("retired_pages/1", " ".join(hex(0x1000 * page) for page in range(1, 9)))
     assert nvml.call("nvmlDeviceGetRetiredPages", handle, 0) == []
     assert nvml.call("nvmlDeviceGetRetiredPages", handle, 1) == [0x1000 * page for page in range(1, 9)]
 
 
-def test_fabric_info_is_returned_in_each_version(world: World, nvml: Console) -> None:
-    handle, there = gpu(nvml, world), world.gpus[0]
+def test_fabric_info_is_returned_in_each_version(machine: Machine, nvml: Console) -> None:
+    handle, target = gpu(nvml, machine), machine.gpus[0]
     versions = {
         "c_nvmlGpuFabricInfo_v2_t": pynvml.nvmlGpuFabricInfo_v2,
         "c_nvmlGpuFabricInfo_v3_t": pynvml.nvmlGpuFabricInfo_v3,
     }
-    there.set("fabric_state", pynvml.NVML_GPU_FABRIC_STATE_COMPLETED)
-    there.set("fabric_status", 0)
-    there.set("fabric_health_mask", 0x5)
+    target.set("fabric_state", pynvml.NVML_GPU_FABRIC_STATE_COMPLETED)
+    target.set("fabric_status", 0)
+    target.set("fabric_health_mask", 0x5)
     for name, version in versions.items():
         info = nvml.call("nvmlDeviceGetGpuFabricInfoV", handle, Struct(name, (("version", version),)))
         assert (info.state, info.status, info.healthMask) == (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, 0, 0x5)
-    there.unset("fabric_state")
+    target.unset("fabric_state")
     with refused(pynvml.NVML_ERROR_NOT_SUPPORTED):
         nvml.call("nvmlDeviceGetGpuFabricInfo", handle, Struct("c_nvmlGpuFabricInfo_t", ()))
 
@@ -327,13 +327,13 @@ def test_fabric_info_is_returned_in_each_version(world: World, nvml: Console) ->
 # --- processes
 
 
-def test_processes_are_listed_by_kind_with_their_memory(world: World, nvml: Console) -> None:
-    handle, there = gpu(nvml, world), world.gpus[0]
+def test_processes_are_listed_by_kind_with_their_memory(machine: Machine, nvml: Console) -> None:
+    handle, target = gpu(nvml, machine), machine.gpus[0]
     assert nvml.call("nvmlDeviceGetComputeRunningProcesses", handle) == []
     for pid in range(101, 121):
-        there.add_process(pid, 4096)
-    there.add_process(200, None, list_name="graphics")
-    there.add_process(300, 0, list_name="mps")
+        target.add_process(pid, 4096)
+    target.add_process(200, None, list_name="graphics")
+    target.add_process(300, 0, list_name="mps")
     listed = nvml.call("nvmlDeviceGetComputeRunningProcesses", handle)
     assert [(each.pid, each.usedGpuMemory) for each in listed] == [(pid, 4096) for pid in range(101, 121)]
     assert {each.gpuInstanceId for each in listed} == {0xFFFFFFFF}
@@ -341,9 +341,9 @@ def test_processes_are_listed_by_kind_with_their_memory(world: World, nvml: Cons
     assert (graphics.pid, graphics.usedGpuMemory) == (200, None)
     assert [each.pid for each in nvml.call("nvmlDeviceGetMPSComputeRunningProcesses_v3", handle)] == [300]
     assert nvml.call("nvmlDeviceGetMemoryInfo", handle, version=pynvml.nvmlMemory_v2).used == 20 * 4096
-    there.remove_process(101)
+    target.remove_process(101)
     assert len(nvml.call("nvmlDeviceGetComputeRunningProcesses", handle)) == 19
-    assert nvml.call("nvmlDeviceGetComputeRunningProcesses", gpu(nvml, world, 1)) == []
+    assert nvml.call("nvmlDeviceGetComputeRunningProcesses", gpu(nvml, machine, 1)) == []
 
 
 CONTEXT = """
@@ -355,9 +355,9 @@ print(1, flush=True); sys.stdin.read()
 """
 
 
-def test_process_with_an_open_entry_is_listed_until_its_death(world: World, nvml: Console) -> None:
-    handle = gpu(nvml, world)
-    entries = world.gpus[0].directory / "processes/compute.d"
+def test_process_with_an_open_entry_is_listed_until_its_death(machine: Machine, nvml: Console) -> None:
+    handle = gpu(nvml, machine)
+    entries = machine.gpus[0].directory / "processes/compute.d"
     entries.mkdir(parents=True)
     holder = subprocess.Popen(
         [sys.executable, "-c", CONTEXT, str(entries)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -380,21 +380,21 @@ def test_process_with_an_open_entry_is_listed_until_its_death(world: World, nvml
 
 
 @pytest.fixture
-def split(tmp_path: Path) -> Iterator[World]:
+def split(tmp_path: Path) -> Iterator[Machine]:
     """Provide one GPU with three instances, beside a whole one."""
-    with World.create(tmp_path / "world", mebibytes=66) as world:
-        world.gpus[0].split("1g.18gb", "1g.18gb", "2g.35gb")
-        yield world
+    with Machine.create(tmp_path / "world", mebibytes=66) as machine:
+        machine.gpus[0].split("1g.18gb", "1g.18gb", "2g.35gb")
+        yield machine
 
 
 @pytest.fixture
-def split_nvml(split: World) -> Iterator[Console]:
+def split_nvml(split: Machine) -> Iterator[Console]:
     with console(split.environment) as nvml:
         nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
         yield nvml
 
 
-def test_mig_instances_are_found_through_their_gpu(split: World, split_nvml: Console) -> None:
+def test_mig_instances_are_found_through_their_gpu(split: Machine, split_nvml: Console) -> None:
     nvml, parent = split_nvml, gpu(split_nvml, split)
     assert nvml.call("nvmlDeviceGetMigMode", parent) == [1, 1]
     handles = [nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", parent, index) for index in range(3)]
@@ -409,7 +409,7 @@ def test_mig_instances_are_found_through_their_gpu(split: World, split_nvml: Con
     assert nvml.call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handles[2]) is not None
 
 
-def test_mig_instance_reports_its_share_and_refuses_gpu_settings(split: World, split_nvml: Console) -> None:
+def test_mig_instance_reports_its_share_and_refuses_gpu_settings(split: Machine, split_nvml: Console) -> None:
     nvml = split_nvml
     handle = nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu(nvml, split), 2)
     memory = nvml.call("nvmlDeviceGetMemoryInfo", handle, version=pynvml.nvmlMemory_v2)
@@ -424,7 +424,7 @@ def test_mig_instance_reports_its_share_and_refuses_gpu_settings(split: World, s
         nvml.call("nvmlDeviceSetComputeMode", gpu(nvml, split), 3)
 
 
-def test_process_on_an_instance_is_listed_on_the_instance_and_on_its_gpu(split: World, split_nvml: Console) -> None:
+def test_process_on_an_instance_is_listed_on_the_instance_and_on_its_gpu(split: Machine, split_nvml: Console) -> None:
     nvml, parent = split_nvml, gpu(split_nvml, split)
     first, second, _ = split.gpus[0].instances
     split.gpus[0].add_process(101, MIB, instance=second)
@@ -434,7 +434,7 @@ def test_process_on_an_instance_is_listed_on_the_instance_and_on_its_gpu(split: 
     assert first.ids != second.ids == (2, 0)
 
 
-def test_destroyed_mig_instance_is_no_longer_a_device(split: World, split_nvml: Console) -> None:
+def test_destroyed_mig_instance_is_no_longer_a_device(split: Machine, split_nvml: Console) -> None:
     nvml = split_nvml
     handle = nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu(nvml, split), 0)
     split.gpus[0].merge()
@@ -460,16 +460,16 @@ def test_destroyed_mig_instance_is_no_longer_a_device(split: World, split_nvml: 
     ],
 )
 def test_written_settings_are_read_back(
-    world: World, nvml: Console, setter: str, arguments: tuple[int, ...], getter: str, expected: object
+    machine: Machine, nvml: Console, setter: str, arguments: tuple[int, ...], getter: str, expected: object
 ) -> None:
-    handle = gpu(nvml, world)
+    handle = gpu(nvml, machine)
     nvml.call(setter, handle, *arguments)
     assert nvml.call(getter, handle) == expected
-    assert nvml.call(getter, gpu(nvml, world, 1)) != expected
+    assert nvml.call(getter, gpu(nvml, machine, 1)) != expected
 
 
-def test_application_clocks_are_set_as_a_pair_and_reset(world: World, nvml: Console) -> None:
-    handle = gpu(nvml, world)
+def test_application_clocks_are_set_as_a_pair_and_reset(machine: Machine, nvml: Console) -> None:
+    handle = gpu(nvml, machine)
     nvml.call("nvmlDeviceSetApplicationsClocks", handle, 2619, 1200)
 
     def clocks() -> list[int]:
@@ -480,27 +480,27 @@ def test_application_clocks_are_set_as_a_pair_and_reset(world: World, nvml: Cons
     nvml.call("nvmlDeviceResetApplicationsClocks", handle)
     assert clocks() == [3201, 1980, 1980]
     nvml.call("nvmlDeviceSetGpuLockedClocks", handle, 300, 600)
-    assert world.gpus[0].text("gpu_locked_clocks") == "300 600"
+    assert machine.gpus[0].text("gpu_locked_clocks") == "300 600"
     nvml.call("nvmlDeviceResetGpuLockedClocks", handle)
-    assert world.gpus[0].text("gpu_locked_clocks") == "none"
+    assert machine.gpus[0].text("gpu_locked_clocks") == "none"
 
 
-def test_restrictions_and_clock_offsets_are_stored_by_kind(world: World, nvml: Console) -> None:
-    handle = gpu(nvml, world)
+def test_restrictions_and_clock_offsets_are_stored_by_kind(machine: Machine, nvml: Console) -> None:
+    handle = gpu(nvml, machine)
     nvml.call("nvmlDeviceSetAPIRestriction", handle, 0, 0)
     assert nvml.call("nvmlDeviceGetAPIRestriction", handle, 0) == 0
     with refused(pynvml.NVML_ERROR_NOT_SUPPORTED):
         nvml.call("nvmlDeviceGetAPIRestriction", handle, 1)
     memory = (("version", pynvml.nvmlClockOffset_v1), ("type", pynvml.NVML_CLOCK_MEM))
-    wanted = Struct("c_nvmlClockOffset_t", (*memory, ("clockOffsetMHz", -200)))
-    nvml.call("nvmlDeviceSetClockOffsets", handle, wanted)
+    offset = Struct("c_nvmlClockOffset_t", (*memory, ("clockOffsetMHz", -200)))
+    nvml.call("nvmlDeviceSetClockOffsets", handle, offset)
     read = nvml.call("nvmlDeviceGetClockOffsets", handle, Struct("c_nvmlClockOffset_t", memory))
     assert (read.clockOffsetMHz, read.minClockOffsetMHz, read.maxClockOffsetMHz) == (-200, -500, 500)
 
 
-def test_accounted_processes_are_listed_until_cleared(world: World, nvml: Console) -> None:
-    handle = gpu(nvml, world)
-    world.gpus[0].set("accounting_pids", "101\n102")
+def test_accounted_processes_are_listed_until_cleared(machine: Machine, nvml: Console) -> None:
+    handle = gpu(nvml, machine)
+    machine.gpus[0].set("accounting_pids", "101\n102")
     with refused(pynvml.NVML_ERROR_NOT_SUPPORTED):
         nvml.call("nvmlDeviceGetAccountingPids", handle)
     nvml.call("nvmlDeviceSetAccountingMode", handle, 1)
@@ -509,15 +509,17 @@ def test_accounted_processes_are_listed_until_cleared(world: World, nvml: Consol
     assert nvml.call("nvmlDeviceGetAccountingPids", handle) == []
 
 
-def test_out_of_range_setting_is_refused_and_a_stubborn_setting_does_not_change(world: World, nvml: Console) -> None:
-    handle, there = gpu(nvml, world), world.gpus[0]
+def test_out_of_range_setting_is_refused_and_a_stubborn_setting_does_not_change(
+    machine: Machine, nvml: Console
+) -> None:
+    handle, target = gpu(nvml, machine), machine.gpus[0]
     for setter, value in (("nvmlDeviceSetPowerManagementLimit", 900000), ("nvmlDeviceSetComputeMode", 1)):
         with refused(pynvml.NVML_ERROR_INVALID_ARGUMENT):
             nvml.call(setter, handle, value)
-    there.refuse_changes("compute_mode")
+    target.refuse_changes("compute_mode")
     nvml.call("nvmlDeviceSetComputeMode", handle, 3)
     assert nvml.call("nvmlDeviceGetComputeMode", handle) == 0
-    there.fail("nvmlDeviceSetComputeMode", pynvml.NVML_ERROR_NO_PERMISSION)
+    target.fail("nvmlDeviceSetComputeMode", pynvml.NVML_ERROR_NO_PERMISSION)
     with refused(pynvml.NVML_ERROR_NO_PERMISSION):
         nvml.call("nvmlDeviceSetComputeMode", handle, 3)
 
@@ -525,18 +527,18 @@ def test_out_of_range_setting_is_refused_and_a_stubborn_setting_does_not_change(
 # --- events
 
 
-def test_event_set_receives_only_events_after_registration(world: World, nvml: Console) -> None:
-    handle, there = gpu(nvml, world), world.gpus[0]
-    there.raise_xid(13)
+def test_event_set_receives_only_events_after_registration(machine: Machine, nvml: Console) -> None:
+    handle, target = gpu(nvml, machine), machine.gpus[0]
+    target.raise_xid(13)
     events = nvml.call("nvmlEventSetCreate")
     types = nvml.call("nvmlDeviceGetSupportedEventTypes", handle)
     nvml.call("nvmlDeviceRegisterEvents", handle, types, events)
     with refused(pynvml.NVML_ERROR_TIMEOUT):
         nvml.call("nvmlEventSetWait_v2", events, 1)
-    nvml.ask("nvmlEventSetWait_v2", events, 10_000)
-    there.raise_xid(95)
-    there.add_ecc_errors(2)
-    world.gpus[1].raise_xid(79)
+    nvml.send("nvmlEventSetWait_v2", events, 10_000)
+    target.raise_xid(95)
+    target.add_ecc_errors(2)
+    machine.gpus[1].raise_xid(79)
     first = nvml.answer()
     second = nvml.call("nvmlEventSetWait_v2", events, 10_000)
     assert (first.eventType, first.eventData, first.gpuInstanceId) == (
@@ -551,18 +553,18 @@ def test_event_set_receives_only_events_after_registration(world: World, nvml: C
     nvml.call("nvmlEventSetFree", events)
 
 
-def test_only_supported_and_registered_events_are_delivered(world: World, nvml: Console) -> None:
-    handle, there = gpu(nvml, world), world.gpus[0]
+def test_only_supported_and_registered_events_are_delivered(machine: Machine, nvml: Console) -> None:
+    handle, target = gpu(nvml, machine), machine.gpus[0]
     events = nvml.call("nvmlEventSetCreate")
     with refused(pynvml.NVML_ERROR_NOT_SUPPORTED):
         nvml.call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeClock, events)
     nvml.call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
-    there.add_ecc_errors(1)
-    there.raise_xid(48)
+    target.add_ecc_errors(1)
+    target.raise_xid(48)
     assert nvml.call("nvmlEventSetWait_v2", events, 10_000).eventData == 48
 
 
-def test_event_names_the_instance_concerned(split: World, split_nvml: Console) -> None:
+def test_event_names_the_instance_concerned(split: Machine, split_nvml: Console) -> None:
     nvml, handle = split_nvml, gpu(split_nvml, split)
     events = nvml.call("nvmlEventSetCreate")
     nvml.call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
@@ -577,53 +579,53 @@ def asleep_in_one_wait(pid: int) -> bool:
     return called == str(POLL) and int(arguments[2], 16) >= 60_000
 
 
-def test_event_wait_sleeps_until_any_process_writes_an_event(world: World, nvml: Console) -> None:
-    handle, there = gpu(nvml, world), world.gpus[0]
+def test_event_wait_sleeps_until_any_process_writes_an_event(machine: Machine, nvml: Console) -> None:
+    handle, target = gpu(nvml, machine), machine.gpus[0]
     events = nvml.call("nvmlEventSetCreate")
     nvml.call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
-    nvml.ask("nvmlEventSetWait_v2", events, 600_000)
+    nvml.send("nvmlEventSetWait_v2", events, 600_000)
     while not asleep_in_one_wait(nvml.pid):
         os.sched_yield()
-    subprocess.run(["sh", "-c", 'echo "8 95" >> "$0"', there.directory / "events"], check=True)
+    subprocess.run(["sh", "-c", 'echo "8 95" >> "$0"', target.directory / "events"], check=True)
     assert nvml.answer().eventData == 95
 
 
-def test_waits_of_several_processes_all_receive_an_event(world: World) -> None:
-    with console(world.environment) as one, console(world.environment) as other:
+def test_waits_of_several_processes_all_receive_an_event(machine: Machine) -> None:
+    with console(machine.environment) as one, console(machine.environment) as other:
         for nvml in (one, other):
             nvml.call("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
             events = nvml.call("nvmlEventSetCreate")
-            nvml.call("nvmlDeviceRegisterEvents", gpu(nvml, world), pynvml.nvmlEventTypeXidCriticalError, events)
-            nvml.ask("nvmlEventSetWait_v2", events, 60_000)
-        world.gpus[0].raise_xid(79)
+            nvml.call("nvmlDeviceRegisterEvents", gpu(nvml, machine), pynvml.nvmlEventTypeXidCriticalError, events)
+            nvml.send("nvmlEventSetWait_v2", events, 60_000)
+        machine.gpus[0].raise_xid(79)
         assert [nvml.answer().eventData for nvml in (one, other)] == [79, 79]
 
 
-def test_newly_set_error_ends_an_event_wait(world: World, nvml: Console) -> None:
+def test_newly_set_error_ends_an_event_wait(machine: Machine, nvml: Console) -> None:
     events = nvml.call("nvmlEventSetCreate")
-    nvml.call("nvmlDeviceRegisterEvents", gpu(nvml, world), pynvml.nvmlEventTypeXidCriticalError, events)
-    nvml.ask("nvmlEventSetWait_v2", events, 600_000)
+    nvml.call("nvmlDeviceRegisterEvents", gpu(nvml, machine), pynvml.nvmlEventTypeXidCriticalError, events)
+    nvml.send("nvmlEventSetWait_v2", events, 600_000)
     while not asleep_in_one_wait(nvml.pid):
         os.sched_yield()
-    world.gpus[0].fail("nvmlEventSetWait_v2", 999)
+    machine.gpus[0].fail("nvmlEventSetWait_v2", 999)
     with refused(999):
         nvml.answer()
 
 
-def test_event_wait_on_a_lost_gpu_returns_an_error(world: World, nvml: Console) -> None:
-    handle = gpu(nvml, world)
+def test_event_wait_on_a_lost_gpu_returns_an_error(machine: Machine, nvml: Console) -> None:
+    handle = gpu(nvml, machine)
     events = nvml.call("nvmlEventSetCreate")
     nvml.call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
-    nvml.ask("nvmlEventSetWait_v2", events, 60_000)
-    world.gpus[0].lose()
+    nvml.send("nvmlEventSetWait_v2", events, 60_000)
+    machine.gpus[0].lose()
     with refused(pynvml.NVML_ERROR_GPU_IS_LOST):
         nvml.answer()
 
 
-def test_device_node_can_be_opened_like_any_other(world: World) -> None:
-    descriptor = os.open(world.gpus[0].node, os.O_RDWR | os.O_NOCTTY)
-    assert os.fstat(descriptor).st_rdev == world.gpus[0].node.stat().st_rdev
+def test_device_node_can_be_opened_like_any_other(machine: Machine) -> None:
+    descriptor = os.open(machine.gpus[0].node, os.O_RDWR | os.O_NOCTTY)
+    assert os.fstat(descriptor).st_rdev == machine.gpus[0].node.stat().st_rdev
     os.close(descriptor)
-    world.close()
+    machine.close()
     with pytest.raises(OSError, check=lambda error: error.errno in (errno.EIO, errno.ENOENT, errno.ENXIO)):
-        os.open(world.gpus[0].node, os.O_RDWR | os.O_NOCTTY)
+        os.open(machine.gpus[0].node, os.O_RDWR | os.O_NOCTTY)

@@ -1,4 +1,4 @@
-"""The service verifies its own trail periodically: a finding is exposed and logged, and stops nothing."""
+"""The service verifies its own audit log periodically: a finding is exposed and logged, and stops nothing."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.domain.errors import LedgerFailure
 from scrubber.observability.journal import StructlogJournal
-from scrubber.ports.record import LedgerChange, TrailPage
+from scrubber.ports.record import AuditLogPage, LedgerChange
 from tests.ledger_samples import event
 
-PATIENCE = 20.0
+DEADLINE = 20.0
 OFTEN = 0.01
 
 
-class Trail:
-    """A trail that a test may change, or make unreadable for a while."""
+class AuditLogFile:
+    """A audit log that a test may change, or make unreadable for a while."""
 
     def __init__(self, ledger: SqliteLedger) -> None:
         self._ledger = ledger
@@ -38,7 +38,7 @@ class Trail:
         self.away = False
         self.looks = 0
 
-    async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
+    async def pages(self, after: int = 0) -> AsyncIterator[AuditLogPage]:
         self.looks += 1
         if self.away:
             raise LedgerFailure("The disk gives nothing.")
@@ -47,7 +47,7 @@ class Trail:
             yield replace(page, rows=tuple(replace(row, actor="uid:0") for row in rows)) if self.changed else page
 
 
-class Told:
+class RecordedEvents:
     """A journal, and the events that it wrote."""
 
     def __init__(self) -> None:
@@ -69,25 +69,25 @@ class Told:
 
 
 @pytest.fixture
-async def trail(tmp_path: Path) -> AsyncIterator[Trail]:
+async def audit_log(tmp_path: Path) -> AsyncIterator[AuditLogFile]:
     ledger = SqliteLedger(tmp_path / "ledger")
     await ledger.load()
     await ledger.commit(LedgerChange(events=tuple(event(number=number) for number in range(5))))
-    yield Trail(ledger)
+    yield AuditLogFile(ledger)
     await ledger.close()
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def recorded() -> RecordedEvents:
+    return RecordedEvents()
 
 
 @asynccontextmanager
-async def looking(trail: Trail, told: Told) -> AsyncIterator[None]:
-    service = told.journal.metrics.service
+async def looking(audit_log: AuditLogFile, recorded: RecordedEvents) -> AsyncIterator[None]:
+    service = recorded.journal.metrics.service
     watching = verify_periodically(
-        trail,
-        told.journal,
+        audit_log,
+        recorded.journal,
         SystemClock(),
         OFTEN,
         on_verified=lambda intact, at: service.set_audit_result(intact=intact, at=at),
@@ -102,43 +102,49 @@ async def looking(trail: Trail, told: Told) -> AsyncIterator[None]:
             await task
 
 
-async def looks(trail: Trail, more: int = 2) -> None:
-    """Return once the trail was verified ``more`` times from now on."""
-    wanted = trail.looks + more
-    async with asyncio.timeout(PATIENCE):
-        while trail.looks < wanted:  # noqa: ASYNC110 - nothing notifies of a verification
+async def looks(audit_log: AuditLogFile, more: int = 2) -> None:
+    """Return once the audit log was verified ``more`` times from now on."""
+    expected = audit_log.looks + more
+    async with asyncio.timeout(DEADLINE):
+        while audit_log.looks < expected:  # noqa: ASYNC110 - nothing notifies of a verification
             await asyncio.sleep(OFTEN)
 
 
-async def test_intact_trail_sets_the_metric_and_logs_nothing(trail: Trail, told: Told) -> None:
-    async with looking(trail, told):
-        await looks(trail)
-    assert told.intact() == 1
-    assert told.events == []
+async def test_intact_audit_log_sets_the_metric_and_logs_nothing(
+    audit_log: AuditLogFile, recorded: RecordedEvents
+) -> None:
+    async with looking(audit_log, recorded):
+        await looks(audit_log)
+    assert recorded.intact() == 1
+    assert recorded.events == []
 
 
-async def test_broken_trail_sets_the_metric_logs_an_error_and_is_verified_again(trail: Trail, told: Told) -> None:
-    trail.changed = True
-    async with looking(trail, told):
-        await looks(trail)
-        assert told.intact() == 0
-        trail.changed = False
-        await looks(trail)
-    assert told.intact() == 1
-    first = told.events[0]
+async def test_broken_audit_log_sets_the_metric_logs_an_error_and_is_verified_again(
+    audit_log: AuditLogFile, recorded: RecordedEvents
+) -> None:
+    audit_log.changed = True
+    async with looking(audit_log, recorded):
+        await looks(audit_log)
+        assert recorded.intact() == 0
+        audit_log.changed = False
+        await looks(audit_log)
+    assert recorded.intact() == 1
+    first = recorded.events[0]
     assert (first["event"], first["level"]) == ("audit.broken", "error")
     assert "row 1" in first["message"]
 
 
-async def test_unreadable_trail_is_reported_as_unknown_not_broken(trail: Trail, told: Told) -> None:
-    trail.away = True
-    async with looking(trail, told):
-        await looks(trail)
-        assert told.intact() is None
-        trail.away = False
-        await looks(trail)
-    assert told.intact() == 1
-    assert told.events[0]["event"] == "audit.unverified"
+async def test_unreadable_audit_log_is_reported_as_unknown_not_broken(
+    audit_log: AuditLogFile, recorded: RecordedEvents
+) -> None:
+    audit_log.away = True
+    async with looking(audit_log, recorded):
+        await looks(audit_log)
+        assert recorded.intact() is None
+        audit_log.away = False
+        await looks(audit_log)
+    assert recorded.intact() == 1
+    assert recorded.events[0]["event"] == "audit.unverified"
 
 
 async def test_child_starts_are_counted_by_module() -> None:

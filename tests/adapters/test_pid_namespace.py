@@ -18,7 +18,7 @@ from scrubber.adapters.kubelet.pid_namespace import (
     read_pid_namespace,
     require_node_pid_namespace,
 )
-from tests.pods import PATIENCE, only_with
+from tests.pods import DEADLINE, only_with
 
 INITIAL, ANOTHER = 4026531836, 4026532178
 ELSEWHERE = PidNamespaceView(pid=7, proc_pids=(7,), namespace_inode=ANOTHER, kubelet_pid=0)
@@ -116,20 +116,23 @@ def _can_unshare() -> bool:
 
 CAN_UNSHARE = _can_unshare()
 if not CAN_UNSHARE:
-    print("NOT TESTED HERE: the service in another PID namespace (nobody may make one)", file=sys.__stderr__)
+    print(
+        "NOT TESTED HERE: the service in another PID namespace (creating a PID namespace is not permitted)",
+        file=sys.__stderr__,
+    )
 
 
 def from_another_namespace(kubelet: Path, *options: str, program: str = REFUSED) -> str:
     command = ["unshare", "--pid", "--fork", *options, sys.executable, "-c", program, str(kubelet)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE)
     return done.stdout.strip()
 
 
 @only_with(CAN_UNSHARE)
 def test_service_refuses_a_pid_namespace_other_than_the_nodes(kubelet: Path) -> None:
-    said = from_another_namespace(kubelet, "--mount-proc")
-    assert said.startswith("The service does not start outside the node's PID namespace. The kubelet is not in this")
-    assert "hostPID: true" in said
+    output = from_another_namespace(kubelet, "--mount-proc")
+    assert output.startswith("The service does not start outside the node's PID namespace. The kubelet is not in this")
+    assert "hostPID: true" in output
 
 
 @only_with(CAN_UNSHARE)

@@ -30,7 +30,7 @@ from scrubber.domain.telemetry import Signal
 from tests.adapters.backend_contract import request
 from tests.adapters.sim_rig import make
 from tests.adapters.test_cuda_gpu_jobs import Unfenced
-from tests.nvidia.world import World
+from tests.nvidia.machine import Machine
 
 LONG = 30.0
 SHORT = 0.3
@@ -56,7 +56,7 @@ class Spoken(Children):
         await asyncio.sleep(0)
         stand_still(self.late)
         ours, self.theirs = socket.socketpair()
-        self.say({"ready": True})
+        self.send({"ready": True})
         self._over = asyncio.Event()
         self.child = Child(self, 0, os.pidfd_open(os.getpid()), self._over.wait(), ours, module, device)
         self.started.set()
@@ -64,10 +64,10 @@ class Spoken(Children):
         return self.child
 
     def _killed(self, *_: object) -> None:
-        self.say(*self.last_words)
+        self.send(*self.last_words)
         self._over.set()
 
-    def say(self, *messages: Message) -> None:
+    def send(self, *messages: Message) -> None:
         for each in messages:
             self.theirs.sendall(pack(each))
 
@@ -75,13 +75,13 @@ class Spoken(Children):
         """Receive the request that the child got."""
         return unpack(self.theirs.recv(body_length(self.theirs.recv(HEADER_SIZE))))
 
-    async def asked(self) -> None:
+    async def request_received(self) -> None:
         """Return once the child has received its request, and the service waits for the answer."""
         await self.started.wait()
         loop = asyncio.get_running_loop()
-        told = asyncio.Event()
-        loop.add_reader(self.theirs, told.set)
-        await told.wait()
+        received = asyncio.Event()
+        loop.add_reader(self.theirs, received.set)
+        await received.wait()
         loop.remove_reader(self.theirs)
 
 
@@ -102,39 +102,39 @@ def spoken() -> Iterator[Spoken]:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World.create(tmp_path / "world", gpus=1) as made:
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with Machine.create(tmp_path / "world", gpus=1) as made:
         yield made
 
 
-async def test_unread_xid_survives_ending_the_event_child_for_a_reset(world: World, spoken: Spoken) -> None:
+async def test_unread_xid_survives_ending_the_event_child_for_a_reset(machine: Machine, spoken: Spoken) -> None:
     children = Children()
-    inventory = NvidiaInventory(world.places, children, node="node-1")
-    watch = EventWatch(spoken, world.places, inventory.fingerprint, silence_timeout=LONG, restart_delays=(LONG,))
+    inventory = NvidiaInventory(machine.places, children, node="node-1")
+    watch = EventWatch(spoken, machine.places, inventory.fingerprint, silence_timeout=LONG, restart_delays=(LONG,))
     devices = await inventory.devices()
     watch.follow(devices)
     await spoken.started.wait()
-    spoken.say({"registered": 8})
+    spoken.send({"registered": 8})
     await watch.wait_until_ready(LONG)
-    spoken.say({"watching": True}, {"event": 8, "data": 79, "gi": None, "ci": None})
+    spoken.send({"watching": True}, {"event": 8, "data": 79, "gi": None, "ci": None})
     await watch.pause(devices[0].id)
     assert watch.xids(devices[0].id) == {79: 1}
-    assert list(watch.unwatched_gpus.values()) == ["It is being reset."]
+    assert list(watch.unwatched_gpus.values()) == ["The GPU is being reset."]
     await watch.close()
     await inventory.close()
     await children.close()
 
 
-async def test_unread_xid_survives_a_gpu_that_the_inventory_misses_once(world: World, spoken: Spoken) -> None:
+async def test_unread_xid_survives_a_gpu_that_the_inventory_misses_once(machine: Machine, spoken: Spoken) -> None:
     children = Children()
-    inventory = NvidiaInventory(world.places, children, node="node-1")
-    watch = EventWatch(spoken, world.places, inventory.fingerprint, silence_timeout=LONG, restart_delays=(LONG,))
+    inventory = NvidiaInventory(machine.places, children, node="node-1")
+    watch = EventWatch(spoken, machine.places, inventory.fingerprint, silence_timeout=LONG, restart_delays=(LONG,))
     devices = await inventory.devices()
     watch.follow(devices)
     await spoken.started.wait()
-    spoken.say({"registered": 8})
+    spoken.send({"registered": 8})
     await watch.wait_until_ready(LONG)
-    spoken.say({"event": 8, "data": 79, "gi": None, "ci": None})
+    spoken.send({"event": 8, "data": 79, "gi": None, "ci": None})
     with spoken.theirs:
         watch.follow([])
         watch.follow(devices)
@@ -144,10 +144,10 @@ async def test_unread_xid_survives_a_gpu_that_the_inventory_misses_once(world: W
     await children.close()
 
 
-async def test_xid_that_arrives_at_the_moment_of_the_kill_is_not_lost(world: World, spoken: Spoken) -> None:
+async def test_xid_that_arrives_at_the_moment_of_the_kill_is_not_lost(machine: Machine, spoken: Spoken) -> None:
     children = Children()
-    inventory = NvidiaInventory(world.places, children, node="node-1")
-    watch = EventWatch(spoken, world.places, inventory.fingerprint, silence_timeout=LONG, restart_delays=(LONG,))
+    inventory = NvidiaInventory(machine.places, children, node="node-1")
+    watch = EventWatch(spoken, machine.places, inventory.fingerprint, silence_timeout=LONG, restart_delays=(LONG,))
     devices = await inventory.devices()
     watch.follow(devices)
     await spoken.started.wait()
@@ -159,10 +159,12 @@ async def test_xid_that_arrives_at_the_moment_of_the_kill_is_not_lost(world: Wor
     await children.close()
 
 
-async def test_message_of_an_ended_event_child_does_not_mark_its_gpu_as_watched(world: World, spoken: Spoken) -> None:
+async def test_message_of_an_ended_event_child_does_not_mark_its_gpu_as_watched(
+    machine: Machine, spoken: Spoken
+) -> None:
     children = Children()
-    inventory = NvidiaInventory(world.places, children, node="node-1")
-    watch = EventWatch(spoken, world.places, inventory.fingerprint, silence_timeout=LONG, restart_delays=(LONG,))
+    inventory = NvidiaInventory(machine.places, children, node="node-1")
+    watch = EventWatch(spoken, machine.places, inventory.fingerprint, silence_timeout=LONG, restart_delays=(LONG,))
     devices = await inventory.devices()
     watch.follow(devices)
     await spoken.started.wait()
@@ -171,7 +173,7 @@ async def test_message_of_an_ended_event_child_does_not_mark_its_gpu_as_watched(
     spoken.started.clear()
     resuming = asyncio.create_task(watch.resume(devices[0].id, LONG))
     await spoken.started.wait()
-    spoken.say({"registered": 8})
+    spoken.send({"registered": 8})
     await watch.pause(devices[0].id)
     await resuming
     assert watch.event_stream_error(devices[0].id) is not None
@@ -180,17 +182,17 @@ async def test_message_of_an_ended_event_child_does_not_mark_its_gpu_as_watched(
     await children.close()
 
 
-async def test_xid_received_during_a_process_stall_is_not_lost_with_its_child(world: World, spoken: Spoken) -> None:
+async def test_xid_received_during_a_process_stall_is_not_lost_with_its_child(machine: Machine, spoken: Spoken) -> None:
     children = Children()
-    inventory = NvidiaInventory(world.places, children, node="node-1")
-    watch = EventWatch(spoken, world.places, inventory.fingerprint, silence_timeout=SHORT, restart_delays=(LONG,))
+    inventory = NvidiaInventory(machine.places, children, node="node-1")
+    watch = EventWatch(spoken, machine.places, inventory.fingerprint, silence_timeout=SHORT, restart_delays=(LONG,))
     devices = await inventory.devices()
     signals = watch.listen()
     watch.follow(devices)
     await spoken.started.wait()
-    spoken.say({"registered": 8})
+    spoken.send({"registered": 8})
     await watch.wait_until_ready(LONG)
-    spoken.say({"event": 8, "data": 79, "gi": None, "ci": None})
+    spoken.send({"event": 8, "data": 79, "gi": None, "ci": None})
     stand_still(2 * SHORT)
     async with asyncio.timeout(LONG):
         while await anext(signals) != Signal(devices[0].id, "xid", 79):
@@ -205,7 +207,7 @@ async def test_eraser_progress_during_a_process_stall_counts_as_progress(spoken:
     child = await spoken.start("an eraser")
     listening = asyncio.create_task(wait_for_report(child, lambda _: None, silence_timeout=SHORT))
     await asyncio.sleep(0)
-    spoken.say({"ok": {"said": True}})
+    spoken.send({"ok": {"said": True}})
     stand_still(2 * SHORT)
     assert await listening == {"said": True}
     await child.kill()
@@ -218,7 +220,7 @@ ERASED: Message = {
     "residue_bytes": 0,
     "failed_bytes": 0,
     "fence_broken": False,
-    "mended": None,
+    "restored": None,
     "seconds_by_phase": [],
 }
 CHECKED: Message = {
@@ -284,8 +286,8 @@ async def test_report_received_by_the_deadline_is_in_time_despite_a_process_stal
     short_tmp: Path, spoken: Spoken, what: str, report: Message
 ) -> None:
     working = asyncio.create_task(work_of(what, spoken, short_tmp / "node", SHORT))
-    await spoken.asked()
-    spoken.say({"ok": report})
+    await spoken.request_received()
+    spoken.send({"ok": report})
     stand_still(2 * SHORT)
     assert await working
 
@@ -296,10 +298,10 @@ async def test_slow_child_start_does_not_consume_the_devices_time(
 ) -> None:
     spoken.late = 2 * SHORT
     working = asyncio.create_task(work_of(what, spoken, short_tmp / "node", SHORT))
-    await spoken.asked()
+    await spoken.request_received()
     if report is CHECKED:
         assert spoken.order()["seconds"] == DiagnosticLevel.QUICK.seconds
-    spoken.say({"ok": report})
+    spoken.send({"ok": report})
     assert await working
 
 
@@ -313,9 +315,9 @@ class Unwatched(NvidiaSmi):
         return started
 
 
-async def test_reset_that_ended_during_a_process_stall_is_not_reported_hung(world: World) -> None:
-    gpu = world.gpus[0]
-    await Unwatched(world.places).reset([gpu.uuid], "Device 0", SHORT)
+async def test_reset_that_ended_during_a_process_stall_is_not_reported_hung(machine: Machine) -> None:
+    gpu = machine.gpus[0]
+    await Unwatched(machine.places).reset([gpu.uuid], "Device 0", SHORT)
     assert gpu.resets() == 1
 
 

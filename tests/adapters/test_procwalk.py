@@ -70,10 +70,10 @@ OPEN = READY + "fd = os.open(sys.argv[1], os.O_RDONLY)\nsay()\nsignal.pause()"
 
 
 def test_descriptor_is_found_by_its_device_number(run: Run) -> None:
-    tenant, stranger = run(OPEN, ONE_NODE), run(OPEN, OTHER_NODE)
+    tenant, other_tenant = run(OPEN, ONE_NODE), run(OPEN, OTHER_NODE)
     assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
-    assert parts(nodes(OTHER)) == {stranger.pid: (OTHER,)}
-    assert parts(nodes(ONE, OTHER)) == {tenant.pid: (ONE,), stranger.pid: (OTHER,)}
+    assert parts(nodes(OTHER)) == {other_tenant.pid: (OTHER,)}
+    assert parts(nodes(ONE, OTHER)) == {tenant.pid: (ONE,), other_tenant.pid: (OTHER,)}
     assert parts(nodes()) == {}
 
 
@@ -127,7 +127,7 @@ def test_child_that_inherited_a_descriptor_is_a_holder(run: Run) -> None:
         + "child = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], stdin=subprocess.PIPE, pass_fds=[fd])\n"
         + "os.close(fd)\nsay(child=child.pid)\nsignal.pause()"
     )
-    child = run(program, ONE_NODE).said["child"]
+    child = run(program, ONE_NODE).message["child"]
     assert isinstance(child, int)
     assert list(parts(nodes(ONE))) == [child]
     kill_and_wait(child)
@@ -259,11 +259,11 @@ def may_follow_maps() -> bool:
 
 
 def test_mapped_file_has_a_holder_for_that_file_alone(run: Run, tmp_path: Path) -> None:
-    wanted, other = tmp_path / "wanted", tmp_path / "other"
-    for path in (wanted, other):
+    target, other = tmp_path / "wanted", tmp_path / "other"
+    for path in (target, other):
         path.write_bytes(bytes(4096))
-    tenant = run(MAPPED, str(wanted))
-    assert parts(file_of(wanted)) == {tenant.pid: (wanted.stat().st_ino,)}
+    tenant = run(MAPPED, str(target))
+    assert parts(file_of(target)) == {tenant.pid: (target.stat().st_ino,)}
     assert parts(file_of(other)) == {}
 
 
@@ -310,23 +310,23 @@ def test_kernel_thread_holds_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) 
 
 def test_walk_does_not_stat_descriptors_of_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file may be one that never answers; the kernel's own data shows which descriptors need no ``stat``."""
-    wanted, other = tmp_path / "wanted", tmp_path / "other"
-    wanted.touch()
+    target, other = tmp_path / "wanted", tmp_path / "other"
+    target.touch()
     other.touch()
-    asked: list[str] = []
-    really_ask = os.stat
+    queried: list[str] = []
+    real_stat = os.stat
 
-    def ask(path: str, *, dir_fd: int | None = None) -> os.stat_result:
-        asked.append(path)
-        return really_ask(path, dir_fd=dir_fd)
+    def counting_stat(path: str, *, dir_fd: int | None = None) -> os.stat_result:
+        queried.append(path)
+        return real_stat(path, dir_fd=dir_fd)
 
-    with wanted.open("rb") as file, other.open("rb") as stranger:
+    with target.open("rb") as file, other.open("rb") as other_tenant:
         where = os.fstat(file.fileno())
         monkeypatch.setattr(match, "_STATX", None)
-        monkeypatch.setattr(os, "stat", ask)
+        monkeypatch.setattr(os, "stat", counting_stat)
         assert has_open("/proc/self", where.st_dev, where.st_ino)
-        assert str(file.fileno()) in asked
-        assert str(stranger.fileno()) not in asked
+        assert str(file.fileno()) in queried
+        assert str(other_tenant.fileno()) not in queried
 
 
 def test_walk_results_are_the_same_with_and_without_statx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,12 +335,12 @@ def test_walk_results_are_the_same_with_and_without_statx(tmp_path: Path, monkey
     assert quiet.uses_statx
     assert [nodes(ONE).match(quiet.stat(place)) for place in places] == [ONE, None, None, None, None]
     monkeypatch.setattr(match, "_STATX", None)
-    asking = match.StatxReader()
-    assert not asking.uses_statx
-    assert [told(asking, place) for place in places] == [told(quiet, place) for place in places]
+    reader = match.StatxReader()
+    assert not reader.uses_statx
+    assert [statx_result(reader, place) for place in places] == [statx_result(quiet, place) for place in places]
 
 
-def told(eye: match.StatxReader, place: str) -> tuple[int, int, int | None]:
+def statx_result(eye: match.StatxReader, place: str) -> tuple[int, int, int | None]:
     seen = eye.stat(place)
     return seen.device, seen.inode, nodes(ONE, OTHER, ZERO).match(seen)
 
@@ -384,7 +384,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 NEWNS, NEWUSER, PRIVATE = 0x20000, 0x10000000, 0x44000
 root = os.geteuid() == 0
 if libc.unshare(NEWNS if root else NEWNS | NEWUSER) != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
-    say(opener=os.getpid(), fd=0, asked="nobody: this place lets no tenant mount a file system, so none can do it here")
+    say(opener=os.getpid(), fd=0, requested="not tested: mounting a file system is not permitted here")
     signal.pause()
 assert libc.mount(b"none", b"/", None, PRIVATE, None) == 0
 connection = os.open("/dev/fuse", os.O_RDWR)
@@ -410,24 +410,24 @@ def serve():
     while True:
         _, opcode, unique, node = struct.unpack("=IIQQ", os.read(connection, 65536)[:24])
         if opened.is_set():
-            print(json.dumps({"asked": opcode}), flush=True)  # and no answer, ever
+            print(json.dumps({"requested": opcode}), flush=True)  # and no answer, ever
             continue
         body = answer(opcode, node)
         os.write(connection, struct.pack("=IiQ", 16 + len(body), 0, unique) + body)
 
-# Whoever serves must not have the file open itself: its end would wait for its own answer.
+# The server must not have the file open itself: its end would wait for its own answer.
 alive, lives = os.pipe()
-(there, said) = os.pipe()
+(receiver, sender) = os.pipe()
 opener = os.fork()
 if opener == 0:
     os.close(connection)
     os.close(lives)
     fd = os.open(sys.argv[1] + "/file", os.O_RDONLY)
-    os.write(said, bytes([fd]))
+    os.write(sender, bytes([fd]))
     os.read(alive, 1)
     os._exit(0)
 threading.Thread(target=serve, daemon=True).start()
-(fd,) = os.read(there, 1)
+(fd,) = os.read(receiver, 1)
 opened.set()
 say(opener=opener, fd=fd)
 signal.pause()
@@ -438,18 +438,18 @@ signal.pause()
 def test_walk_does_not_query_a_file_system_that_never_answers(run: Run, tmp_path: Path) -> None:
     """A tenant may mount one and open a file on it. A plain ``stat`` would query it, and wait forever."""
     hostile = run(HOSTILE, str(tmp_path))
-    opener = int(str(hostile.said["opener"]))
+    opener = int(str(hostile.message["opener"]))
     tenant = run(OPEN, ONE_NODE)
     assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
     assert parts(nodes(ONE), named=[opener]) == {tenant.pid: (ONE,), opener: ()}
     with subprocess.Popen(
-        ["stat", "-L", f"/proc/{opener}/fd/{hostile.said['fd']}"], stderr=subprocess.DEVNULL
+        ["stat", "-L", f"/proc/{opener}/fd/{hostile.message['fd']}"], stderr=subprocess.DEVNULL
     ) as plain:
         try:
-            assert "asked" in hostile.said or '"asked"' in hostile.line()
+            assert "requested" in hostile.message or '"requested"' in hostile.line()
         finally:
             hostile.end()
-    assert plain.returncode != 0 or "asked" in hostile.said
+    assert plain.returncode != 0 or "requested" in hostile.message
 
 
 @pytest.mark.parametrize("target", [nodes(ONE, ZERO), FileTarget(259, 42)])
@@ -486,12 +486,15 @@ NOTHING: dict[str, object] = {
 
 
 def test_uninspected_processes_are_counted_by_user() -> None:
-    said = parse_walk_report({**NOTHING, "unreadable": [[0, 40], [33, 2]], "counts": [3, 0, 4, 5]}).not_covered
-    assert said == (
-        "holders: 42 process(es) of uid 0, 33 could not be looked into",
-        "holders: 3 more process(es) than are named could not be looked through",
-        "holders: 4 short-lived process(es) ended before they could be looked at",
-        "holders: 5 process(es) were looked through in pieces, over several walks; descriptors moved meanwhile are not seen",
+    messages = parse_walk_report({**NOTHING, "unreadable": [[0, 40], [33, 2]], "counts": [3, 0, 4, 5]}).not_covered
+    assert messages == (
+        "holders: 42 process(es) of uid 0, 33 could not be inspected",
+        "holders: 3 more process(es) than are named could not be fully inspected",
+        "holders: 4 short-lived process(es) exited before they could be inspected",
+        (
+            "holders: 5 process(es) were inspected in parts, over several walks; "
+            "descriptors moved meanwhile are not detected"
+        ),
     )
 
 

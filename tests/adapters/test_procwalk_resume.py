@@ -202,7 +202,7 @@ def later(memory: Path) -> Iterator[Callable[[int], "subprocess.Popen[str]"]]:
     def start(where: int) -> "subprocess.Popen[str]":
         words = [sys.executable, "-c", LATER, str(memory), str(where)]
         running.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        said(running[-1])
+        read_line(running[-1])
         return running[-1]
 
     yield start
@@ -211,14 +211,14 @@ def later(memory: Path) -> Iterator[Callable[[int], "subprocess.Popen[str]"]]:
         each.communicate()
 
 
-def said(process: "subprocess.Popen[str]") -> str:
+def read_line(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     return process.stdout.readline()
 
 
 def open_now(process: "subprocess.Popen[str]") -> None:
     print(file=process.stdin, flush=True)
-    assert said(process) == "open\n"
+    assert read_line(process) == "open\n"
 
 
 SHORT, LONG = Budget(15, 1_000_000, 30), Budget(100_000, 1_000_000, 100_000)
@@ -390,7 +390,7 @@ def test_number_of_hanging_scans_per_pod_is_limited(run: Run, memory: Path, monk
     hanging.end()
     assert len(hanging.looks) == 1
     assert {each.reason for each in found.unfinished if each.pid in sick - set(hanging.looks)} == {
-        "too many looks at processes like it have not come back from the kernel"
+        "too many scans of similar processes have not returned from the kernel"
     }
 
 
@@ -661,9 +661,9 @@ def test_churning_group_of_a_pod_is_confined_only_if_all_its_known_processes_are
 
     def relay(privileged: set[int], *caught: int) -> ChurningGroup:
         monkeypatch.setattr(confinement, "has_device_capabilities", lambda pid: pid in privileged)
-        wanted, pods = target(memory), in_pods(dict.fromkeys((parent, *caught), UID))
+        node, pods = target(memory), in_pods(dict.fromkeys((parent, *caught), UID))
         each = scheduler._Scheduler(
-            wanted, frozenset(), frozenset(), Budget(), stopped, frozenset(), WalkProgress(), pods, Confinement(wanted)
+            node, frozenset(), frozenset(), Budget(), stopped, frozenset(), WalkProgress(), pods, Confinement(node)
         )
         each._record_group(parent)
         return each._churning_group(BudgetGroup(UID, UID))
@@ -716,9 +716,7 @@ def test_at_least_one_holder_of_each_pod_is_reported(memory: Path, run: Run) -> 
     everything = _with(
         1, lambda: walk(target(memory), requested_pids=[each.pid for each in crowd], budget_group=in_pods(pods))
     )
-    assert (len(everything.holders), everything.holders_omitted) == (4, 0), (
-        "those that were asked for are told in any case"
-    )
+    assert (len(everything.holders), everything.holders_omitted) == (4, 0), "requested PIDs are always reported"
 
 
 def _with(most: int, act: Callable[[], scheduler.WalkResult]) -> scheduler.WalkResult:

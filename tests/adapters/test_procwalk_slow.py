@@ -87,7 +87,7 @@ def test_slow_process_does_not_hide_another_holder(run: Run, memory: Path) -> No
     (cut_short,) = (each for each in found.unfinished if each.pid == crowd.pid)
     assert (cut_short.started, cut_short.uid, cut_short.parts) == (process.start_time(crowd.pid), os.geteuid(), ())
     assert cut_short.name.startswith("python")
-    assert cut_short.reason == "there was no time to look through its descriptors"
+    assert cut_short.reason == "there was no time to scan its descriptors"
 
 
 def test_last_of_many_descriptors_is_found_given_enough_time(run: Run, memory: Path) -> None:
@@ -124,11 +124,11 @@ def test_walk_that_ends_early_names_every_unreached_process(
     *tenants, kernel_thread = [run(OPEN, str(memory)) for _ in range(4)]
     report_as_kernel_thread(monkeypatch, kernel_thread.pid)
     monkeypatch.setattr(scheduler, "_MAX_REPORTED", 1_000_000)
-    nobody = walk(target(memory), budget=Budget(per_process=1, total=0), clock=ticks())
-    assert nobody.holders == ()
-    assert {tenant.pid for tenant in tenants} <= {each.pid for each in nobody.unfinished}
-    assert all("not reached" in each.reason for each in nobody.unfinished)
-    assert kernel_thread.pid not in {each.pid for each in nobody.unfinished}, "a kernel thread holds nothing"
+    inspected_none = walk(target(memory), budget=Budget(per_process=1, total=0), clock=ticks())
+    assert inspected_none.holders == ()
+    assert {tenant.pid for tenant in tenants} <= {each.pid for each in inspected_none.unfinished}
+    assert all("not reached" in each.reason for each in inspected_none.unfinished)
+    assert kernel_thread.pid not in {each.pid for each in inspected_none.unfinished}, "a kernel thread holds nothing"
     monkeypatch.setattr(scheduler, "_MAX_REPORTED", 1)
     short = walk(target(memory), budget=Budget(per_process=1, total=0), clock=ticks())
     assert len(short.unfinished) == 1
@@ -194,7 +194,7 @@ def test_scan_that_never_returns_costs_one_thread_and_no_other_result(
     sick, tenant = run(OPEN), run(OPEN, str(memory))
     hanging = Hanging(sick.pid, monkeypatch)
     before = threading.active_count()
-    for why in ("the look at its mappings does not come back", "begun earlier has not come back"):
+    for why in ("the scan of its mappings has not returned", "an earlier scan of it has not returned"):
         found = walk(target(memory), requested_pids=[sick.pid], clock=stopped)
         assert [holder.pid for holder in found.holders] == [tenant.pid]
         (reason,) = (each.reason for each in found.unfinished if each.pid == sick.pid)
@@ -225,7 +225,7 @@ def test_scan_interrupted_by_a_process_stall_is_not_treated_as_hung(
     tenant, clock = run(OPEN, str(memory)), Jumping()
     read = process.ProcessScan._scan_map
 
-    def standing_still(each: process.ProcessScan, path: str) -> bool:
+    def stalling(each: process.ProcessScan, path: str) -> bool:
         if each.pid == tenant.pid and not clock.late:
             clock.late = 3600.0
             seen = clock.looked
@@ -234,7 +234,7 @@ def test_scan_interrupted_by_a_process_stall_is_not_treated_as_hung(
         return read(each, path)
 
     monkeypatch.setattr(scheduler, "time", clock)
-    monkeypatch.setattr(process.ProcessScan, "_scan_map", standing_still)
+    monkeypatch.setattr(process.ProcessScan, "_scan_map", stalling)
     other = memory.with_name("other")
     other.touch()
     found = walk(target(other), requested_pids=[tenant.pid], clock=stopped)

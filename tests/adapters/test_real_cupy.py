@@ -22,7 +22,7 @@ CALLERS = [
 
 # Prints as JSON what the CuPy on its path offers. It is a separate process: the tests' process must import neither
 # CuPy.
-TELL = """
+PROGRAM = """
 import inspect, json, re, sys
 import cupy
 from operator import attrgetter
@@ -73,10 +73,10 @@ print(json.dumps({
 """
 
 
-def told(names: list[str], *path: Path) -> dict[str, Any]:
+def cupy_facts(names: list[str], *path: Path) -> dict[str, Any]:
     environment = {"PATH": os.defpath, "PYTHONPATH": ":".join(map(str, path)), "CUPY_CACHE_DIR": "/nonexistent"}
     done = subprocess.run(
-        [sys.executable, "-c", TELL],
+        [sys.executable, "-c", PROGRAM],
         input=json.dumps(names),
         capture_output=True,
         text=True,
@@ -144,12 +144,12 @@ def standin_names() -> list[str]:
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, Any]:
-    return told(standin_names())
+    return cupy_facts(standin_names())
 
 
 @pytest.fixture(scope="module")
 def standin() -> dict[str, Any]:
-    return told(standin_names(), STANDIN, ROOT)
+    return cupy_facts(standin_names(), STANDIN, ROOT)
 
 
 def test_real_cupy_imports_without_a_driver_and_reports_the_missing_driver(real: dict[str, Any]) -> None:
@@ -196,8 +196,8 @@ def test_failures_without_a_driver_are_the_same_in_standin_and_real_cupy(
 def test_every_cupy_name_in_product_code_exists_in_real_cupy_and_in_the_standin() -> None:
     names = sorted({name for path in CALLERS for name in uses(path)})
     assert names, "nothing of CuPy is used any more"
-    assert told(names)["missing"] == []
-    assert told(names, STANDIN, ROOT)["missing"] == []
+    assert cupy_facts(names)["missing"] == []
+    assert cupy_facts(names, STANDIN, ROOT)["missing"] == []
 
 
 def test_search_for_cupy_names_finds_known_names(tmp_path: Path) -> None:

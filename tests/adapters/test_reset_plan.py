@@ -71,13 +71,13 @@ def test_nvlink_peers_before_ampere_are_reset_together(generation: Generation) -
 @pytest.mark.parametrize("generation", BEFORE_AMPERE)
 def test_holder_of_a_peer_blocks_the_reset_before_ampere(generation: Generation) -> None:
     made = plan_reset(facts(generation, peers=(SECOND,), holders={FIRST.id: (), SECOND.id: (TRAIN,)}))
-    assert made.blockers == ("train (PID 7) holds device 1: it has to end first.",)
+    assert made.blockers == ("train (PID 7) holds device 1: it must end first.",)
 
 
 @pytest.mark.parametrize("generation", BEFORE_AMPERE)
 def test_peer_with_unreadable_holders_blocks_the_reset(generation: Generation) -> None:
     (blocker,) = plan_reset(facts(generation, peers=(SECOND,), holders={FIRST.id: ()})).blockers
-    assert "cannot be told" in blocker
+    assert "cannot be determined" in blocker
 
 
 @pytest.mark.parametrize("generation", Generation)
@@ -128,14 +128,14 @@ def test_mig_instance_is_never_reset_and_the_plan_names_the_affected_instances()
     made = plan_reset(instance())
     assert made.also_reset == (OTHER_PART.id,)
     assert made.unavailable is not None
-    assert "ends all of the GPU's instances" in made.unavailable
-    assert any("make them anew" in act for act in made.actions)
+    assert "removes all of the GPU's instances" in made.unavailable
+    assert any("recreate them" in act for act in made.actions)
     assert any(f"-i {FIRST.id}" in act for act in made.actions)
 
 
 def test_other_instance_in_use_blocks_the_manual_reset() -> None:
     made = plan_reset(instance(holders={PART.id: (), OTHER_PART.id: (TRAIN,)}))
-    assert made.blockers == ("train (PID 7) holds device 0:1: it has to end first.",)
+    assert made.blockers == ("train (PID 7) holds device 0:1: it must end first.",)
 
 
 # --- unsupported resets
@@ -171,15 +171,18 @@ def test_reason_for_an_unavailable_reset_is_named(more: dict[str, object], word:
 @pytest.mark.parametrize(
     ("holder", "message"),
     [
-        (TRAIN, "train (PID 7) holds device 0: it has to end first."),
-        (Holder(7, 1), "A process without a name (PID 7) holds device 0: it has to end first."),
+        (TRAIN, "train (PID 7) holds device 0: it must end first."),
+        (Holder(7, 1), "An unnamed process (PID 7) holds device 0: it must end first."),
         (
             Holder(8, 1, HolderKind.UNKILLABLE, "stuck"),
-            "stuck (PID 8) holds device 0 and cannot be ended: reboot the node.",
+            "stuck (PID 8) holds device 0 and cannot be killed: reboot the node.",
         ),
         (
             Holder(9, 1, HolderKind.INFRASTRUCTURE, "nvidia-dcgm.service"),
-            "nvidia-dcgm.service (PID 9) holds device 0; the node's own, so it is not ended: stop it for the reset.",
+            (
+                "nvidia-dcgm.service (PID 9) holds device 0; it is infrastructure of the node and is not killed: "
+                "stop it for the reset."
+            ),
         ),
         (
             Holder(10, 1, HolderKind.INFRASTRUCTURE, "nvidia-persistenced.service"),
@@ -213,7 +216,7 @@ def test_gpu_with_unreadable_holders_may_be_reset_because_nvidia_smi_refuses_whe
 
 def test_running_eraser_blocks_the_reset() -> None:
     (blocker,) = plan_reset(facts(Generation.VOLTA, peers=(SECOND,), erasers={SECOND.id: 99})).blockers
-    assert blocker == "Device 1 is being cleared (PID 99): wait until that is over."
+    assert blocker == "Device 1 is being cleared (PID 99): wait until that has ended."
 
 
 # --- the actions
@@ -222,7 +225,8 @@ def test_running_eraser_blocks_the_reset() -> None:
 def test_persistence_mode_is_disabled_before_the_reset_and_enabled_again_afterwards() -> None:
     on = plan_reset(facts(persistence_enabled=frozenset({FIRST.id}))).actions
     off, reset, back = (
-        next(number for number, act in enumerate(on) if word in act) for word in ("off", "--gpu-reset", "on again")
+        next(number for number, act in enumerate(on) if word in act)
+        for word in ("Disable persistence", "--gpu-reset", "Enable persistence")
     )
     assert off < reset < back
     assert not any("ersistence mode" in act for act in plan_reset(facts()).actions)

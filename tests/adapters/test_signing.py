@@ -118,13 +118,13 @@ class TestVerifySignature:
         assert not verify_signature(public, PAYLOAD, private.sign(PAYLOAD))
 
     @pytest.mark.parametrize(
-        ("pem", "said"),
+        ("pem", "message"),
         [
-            ("", "no public key in PEM form"),
-            ("-----BEGIN PUBLIC KEY-----\n!!!\n-----END PUBLIC KEY-----\n", "no public key in PEM form"),
-            ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "no public key in PEM form"),
-            ("\ud800", "no public key in PEM form"),
-            (Ed25519PrivateKey.generate().private_bytes(PEM, PKCS8, OPEN).decode(), "That is a private key"),
+            ("", "not a public key in PEM format"),
+            ("-----BEGIN PUBLIC KEY-----\n!!!\n-----END PUBLIC KEY-----\n", "not a public key in PEM format"),
+            ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "not a public key in PEM format"),
+            ("\ud800", "not a public key in PEM format"),
+            (Ed25519PrivateKey.generate().private_bytes(PEM, PKCS8, OPEN).decode(), "This is a private key"),
             (
                 ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(PEM, SPKI).decode(),
                 "another algorithm",
@@ -132,10 +132,10 @@ class TestVerifySignature:
             (x25519.X25519PrivateKey.generate().public_key().public_bytes(PEM, SPKI).decode(), "another algorithm"),
         ],
     )
-    def test_invalid_public_key_is_refused_with_the_reason(self, pem: str, said: str) -> None:
-        with pytest.raises(InvalidRequest, match=said):
+    def test_invalid_public_key_is_refused_with_the_reason(self, pem: str, message: str) -> None:
+        with pytest.raises(InvalidRequest, match=message):
             verify_signature(pem, PAYLOAD, self.SIGNATURE)
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=message):
             key_id(pem)
 
 
@@ -181,14 +181,14 @@ class TestKeyFile:
         assert second.key_id != first.key_id
 
     @pytest.mark.parametrize(
-        ("content", "said"),
+        ("content", "message"),
         [
             (b"", "is empty"),
-            (b"hello", "is no private key in PEM form"),
-            (b"\xff" * 100, "is no private key in PEM form"),
-            (b"A" * 20_000, "is no private key in PEM form"),
-            (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "is no private key in PEM form"),
-            (EphemeralKey().public_key.encode(), "is no private key in PEM form"),
+            (b"hello", "is not a private key in PEM format"),
+            (b"\xff" * 100, "is not a private key in PEM format"),
+            (b"A" * 20_000, "is not a private key in PEM format"),
+            (b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "is not a private key in PEM format"),
+            (EphemeralKey().public_key.encode(), "is not a private key in PEM format"),
             (
                 Ed25519PrivateKey.generate().private_bytes(PEM, PKCS8, serialization.BestAvailableEncryption(b"x")),
                 "needs a passphrase",
@@ -199,12 +199,14 @@ class TestKeyFile:
         ],
         ids=["empty", "words", "bytes", "long", "damaged", "public", "passphrase", "ed448", "x25519", "p-256"],
     )
-    def test_invalid_key_file_prevents_the_start_and_is_kept(self, tmp_path: Path, content: bytes, said: str) -> None:
+    def test_invalid_key_file_prevents_the_start_and_is_kept(
+        self, tmp_path: Path, content: bytes, message: str
+    ) -> None:
         write(tmp_path, content)
-        with pytest.raises(InvalidConfiguration, match=said) as refused:
+        with pytest.raises(InvalidConfiguration, match=message) as refused:
             NodeKey.open(tmp_path)
         assert str(tmp_path / FILE_NAME) in str(refused.value)
-        assert "or remove it" in str(refused.value), "the sentence says what to do"
+        assert "or remove it" in str(refused.value), "the message states the remedy"
         assert (tmp_path / FILE_NAME).read_bytes() == content
 
     @pytest.mark.parametrize("length", range(0, 119, 17))
@@ -221,7 +223,7 @@ class TestKeyFile:
         with pytest.raises(InvalidConfiguration, match=f"mode {mode:04o}.*chmod 600"):
             NodeKey.open(tmp_path)
         (tmp_path / FILE_NAME).chmod(0o600)
-        assert not NodeKey.open(tmp_path)[1], "the sentence's own remedy helps"
+        assert not NodeKey.open(tmp_path)[1], "the remedy of the message works"
 
     def test_key_file_of_another_user_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         NodeKey.open(tmp_path)
@@ -243,18 +245,18 @@ class TestKeyFile:
             NodeKey.open(home)
         assert not (tmp_path / "nowhere").exists()
 
-    @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["a directory", "a pipe that nobody writes"])
+    @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["a directory", "a pipe without a writer"])
     def test_key_path_that_is_no_regular_file_is_refused_at_once(
         self, tmp_path: Path, make: Callable[[Path], None]
     ) -> None:
         make(tmp_path / FILE_NAME)
-        with pytest.raises(InvalidConfiguration, match="is not a file"):
+        with pytest.raises(InvalidConfiguration, match="is not a regular file"):
             NodeKey.open(tmp_path)
 
     @pytest.mark.parametrize("place", ["nowhere", "a-file"])
     def test_missing_or_invalid_state_directory_is_named(self, tmp_path: Path, place: str) -> None:
         (tmp_path / "a-file").write_text("")
-        with pytest.raises(InvalidConfiguration, match=f"cannot be kept in .*{place}.*--state-dir"):
+        with pytest.raises(InvalidConfiguration, match=f"cannot be stored in .*{place}.*--state-dir"):
             NodeKey.open(tmp_path / place)
 
     def test_write_error_is_reported_and_leaves_no_key_file(
@@ -328,9 +330,9 @@ def test_start_killed_at_any_line_leaves_no_key_or_a_complete_key(tmp_path: Path
         directory.mkdir()
         ended = subprocess.run([sys.executable, "-c", KILLED_AT, str(directory), str(line)], check=False)
         left.add(tuple(sorted(os.listdir(directory))))
-        there = (directory / FILE_NAME).exists()
+        exists = (directory / FILE_NAME).exists()
         _, created = NodeKey.open(directory)
-        assert created is not there
+        assert created is not exists
         assert os.listdir(directory) == [FILE_NAME]
         if ended.returncode == 0:
             break
@@ -414,48 +416,50 @@ class TestEnvelope:
         assert kind in verify_envelope(envelope, public).reason
 
     def test_unsigned_envelope_does_not_verify(self) -> None:
-        assert self.judged(self.changed(signatures=[])) == "Nobody signed it."
+        assert self.judged(self.changed(signatures=[])) == "It has no signature."
 
     def test_signed_payload_that_is_no_statement_is_no_certificate(self) -> None:
         for payload in (b"", b"{}", PAYLOAD + b" "):
             signed = write_envelope(payload, self.KEY.key_id, self.KEY.sign(payload)).encode()
-            assert self.judged(signed).startswith("This key did sign it, and it cannot be read.")
+            assert self.judged(signed).startswith(
+                "The signature of this key is valid, but the certificate cannot be read."
+            )
 
     @pytest.mark.parametrize(
-        ("data", "said"),
+        ("data", "message"),
         [
-            (b"", "no JSON"),
+            (b"", "not JSON"),
             (b"\xff\xfe{\x00}\x00", "not UTF-8"),
-            (b"\xef\xbb\xbf{}", "no JSON"),
-            (b"[]", "no JSON object"),
-            (b"null", "no JSON object"),
+            (b"\xef\xbb\xbf{}", "not JSON"),
+            (b"[]", "not a JSON object"),
+            (b"null", "not a JSON object"),
             (b"{}", "no list of signatures"),
             (b"[" * 500_000, "nested too deeply"),
             (b'{"a":' * 100_000, "nested too deeply"),
-            (b'{"signatures": NaN}', "NaN is no JSON value"),
-            (b'{"signatures": ' + b"7" * 5000 + b"}", "no JSON"),
+            (b'{"signatures": NaN}', "NaN is not a JSON value"),
+            (b'{"signatures": ' + b"7" * 5000 + b"}", "not JSON"),
             (b" " * (MAX_ENVELOPE_BYTES + 1), "longer than"),
-            (WRITTEN.encode() + WRITTEN.encode(), "no JSON"),
+            (WRITTEN.encode() + WRITTEN.encode(), "not JSON"),
             (WRITTEN.replace("{\n", '{"payload": "",\n', 1).encode(), "a key twice"),
             (WRITTEN.replace('"keyid"', '"sig": "", "keyid"').encode(), "a key twice"),
-            (b'{"payloadType": 7, "payload": "", "signatures": []}', "payloadType is no text"),
-            (b'{"payloadType": "", "signatures": []}', "payload is no text, or missing"),
+            (b'{"payloadType": 7, "payload": "", "signatures": []}', "payloadType is missing or not a string"),
+            (b'{"payloadType": "", "signatures": []}', "payload is missing or not a string"),
             (b'{"payloadType": "", "payload": "", "signatures": {}}', "no list of signatures"),
-            (b'{"payloadType": "", "payload": "", "signatures": [7]}', "no JSON object"),
-            (b'{"payloadType": "", "payload": "", "signatures": [{}]}', "sig is no text, or missing"),
+            (b'{"payloadType": "", "payload": "", "signatures": [7]}', "not a JSON object"),
+            (b'{"payloadType": "", "payload": "", "signatures": [{}]}', "sig is missing or not a string"),
             (b'{"payloadType": "", "payload": "", "signatures": [{"keyid": 7, "sig": ""}]}', "keyid in the envelope"),
-            (b'{"payloadType": "", "payload": "A", "signatures": []}', "payload is no base64"),
-            (b'{"payloadType": "", "payload": "AA", "signatures": []}', "payload is no base64"),
-            (b'{"payloadType": "", "payload": "A A=", "signatures": []}', "payload is no base64"),
-            (b'{"payloadType": "", "payload": "\\u00e9AA=", "signatures": []}', "payload is no base64"),
-            (b'{"payloadType": "", "payload": "\\ud800AA=", "signatures": []}', "payload is no base64"),
-            (b'{"payloadType": "", "payload": "", "signatures": [{"sig": "!"}]}', "sig is no base64"),
-            (b'{"payloadType": "", "payload": "", "signatures": [' + b"{}," * 65 + b"{}]}", "64 are read at most"),
+            (b'{"payloadType": "", "payload": "A", "signatures": []}', "payload is not base64"),
+            (b'{"payloadType": "", "payload": "AA", "signatures": []}', "payload is not base64"),
+            (b'{"payloadType": "", "payload": "A A=", "signatures": []}', "payload is not base64"),
+            (b'{"payloadType": "", "payload": "\\u00e9AA=", "signatures": []}', "payload is not base64"),
+            (b'{"payloadType": "", "payload": "\\ud800AA=", "signatures": []}', "payload is not base64"),
+            (b'{"payloadType": "", "payload": "", "signatures": [{"sig": "!"}]}', "sig is not base64"),
+            (b'{"payloadType": "", "payload": "", "signatures": [' + b"{}," * 65 + b"{}]}", "the limit is 64"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_ambiguous_envelope_is_refused(self, data: bytes, said: str) -> None:
-        with pytest.raises(InvalidRequest, match=said):
+    def test_ambiguous_envelope_is_refused(self, data: bytes, message: str) -> None:
+        with pytest.raises(InvalidRequest, match=message):
             read_envelope(data)
 
     @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))

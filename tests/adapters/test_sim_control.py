@@ -60,8 +60,8 @@ FAULTS = st.builds(
 @given(FAULTS)
 def test_faults_round_trip_through_their_file(faults: Faults) -> None:
     assert Faults.from_json(faults.to_json(), "x") == faults
-    standing = faults.with_xid(95)
-    assert Faults.from_json(standing.to_json(), "x") == standing
+    active = faults.with_xid(95)
+    assert Faults.from_json(active.to_json(), "x") == active
 
 
 @given(FAULTS)
@@ -121,7 +121,7 @@ def test_reset_lifts_only_conditions_that_a_reset_can_lift(node: Path, place: Pa
 
 
 @pytest.mark.parametrize(
-    ("asked", "left"),
+    ("requested", "left"),
     [
         ("none", "none"),
         ("reset", "none"),
@@ -134,8 +134,8 @@ def test_reset_lifts_only_conditions_that_a_reset_can_lift(node: Path, place: Pa
         (ABSENT, ABSENT),
     ],
 )
-def test_reset_satisfies_only_a_driver_request_for_a_reset(node: Path, place: Path, asked: str, left: str) -> None:
-    add_faults(node, "0", recovery=asked)
+def test_reset_satisfies_only_a_driver_request_for_a_reset(node: Path, place: Path, requested: str, left: str) -> None:
+    add_faults(node, "0", recovery=requested)
     assert control.update_faults(place, Faults.after_reset).recovery == left
 
 
@@ -190,11 +190,11 @@ def test_impossible_condition_or_counter_is_refused_and_unreadable_in_a_file(
 
 def test_control_file_from_before_conditions_and_counters_is_still_read(place: Path) -> None:
     flags = dict.fromkeys(["lost", "reset_fails", "stuck", "unkillable", "wont_clear"], False)
-    said = {"ecc": 2, "ghost": True, "recovery": "reset", "slow_clear": 1.5, "temperature": 50}
-    write_json(place / "control.json", {**flags, **said, "xids": {"95": {"seen": 2, "standing": True}}})
-    standing = {95: 2}
+    content = {"ecc": 2, "ghost": True, "recovery": "reset", "slow_clear": 1.5, "temperature": 50}
+    write_json(place / "control.json", {**flags, **content, "xids": {"95": {"seen": 2, "standing": True}}})
+    active = {95: 2}
     assert read_faults(place) == Faults(
-        xid_counts={95: 2}, active_xids=standing, ecc=2, ghost=True, recovery="reset", slow_clear=1.5, temperature=50
+        xid_counts={95: 2}, active_xids=active, ecc=2, ghost=True, recovery="reset", slow_clear=1.5, temperature=50
     )
 
 
@@ -272,7 +272,7 @@ async def test_inventory_describes_each_device_with_its_firmware(node: Path) -> 
 
 @pytest.mark.parametrize("word", ["", " ", "96 00", "-1", "1-", "a..b", "a" * 65, "x\n", "\x1b[2J", "é"])
 def test_impossible_firmware_version_is_refused_and_unreadable_in_a_file(node: Path, place: Path, word: str) -> None:
-    with pytest.raises(InvalidRequest, match="no version of firmware"):
+    with pytest.raises(InvalidRequest, match="not a firmware version"):
         add_faults(node, "0", firmware=word)
     assert read_faults(place) == Faults()
     write_json(place / "control.json", {"firmware": word})

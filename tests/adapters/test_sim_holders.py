@@ -62,7 +62,7 @@ async def test_holder_without_time_for_inspection_is_named_as_uninspected(sim: S
         assert report.holders == ()
         (left_out,) = (each for each in report.uninspected if each.pid == pid)
         assert left_out.started > 0
-        assert f"of uid {os.geteuid()}: there was no time to look through its" in left_out.command
+        assert f"of uid {os.geteuid()}: there was no time to scan its" in left_out.command
     assert (await sim.backend.holders.list_holders(device)).uninspected == ()  # the lease shows it, without a walk
 
 
@@ -73,9 +73,9 @@ async def test_unanswered_walk_is_no_device_fault(tmp_path: Path, monkeypatch: p
     sim = Sim(tmp_path / "sim", backend)
     device, _ = await backend.inventory.devices()
     with sim.hold(device):
-        for ask in (backend.holders.list_holders, backend.holders.list_users):
+        for query in (backend.holders.list_holders, backend.holders.list_users):
             with pytest.raises(Unavailable):
-                await ask(device)
+                await query(device)
     sim.close()
     await backend.close()
 
@@ -101,7 +101,7 @@ async def test_path_only_descriptor_counts_as_a_holder_only_once_reopened(sim: S
 async def test_child_of_a_killed_parent_is_a_holder(sim: Sim, device: Device) -> None:
     tenant = sim.start(device, "--leave-leftover", "--sigkill").until_ready()
     assert tenant.process.wait() == -signal.SIGKILL
-    child = tenant.said["child_pid"]
+    child = tenant.message["child_pid"]
     assert isinstance(child, int)
     pidfd = os.pidfd_open(child)
     try:
@@ -223,7 +223,7 @@ async def test_device_with_a_missing_or_swapped_file_is_never_free(sim: Sim, dev
     with pytest.raises(DeviceLost):
         await sim.backend.holders.is_held(device)
     memory.write_bytes(bytes(device.memory_bytes))
-    with pytest.raises(Unreadable, match="another file"):
+    with pytest.raises(Unreadable, match="memory was replaced"):
         await sim.backend.holders.is_held(device)
 
 
@@ -253,10 +253,10 @@ def test_broken_lease_does_not_kill_the_checking_process(tmp_path: Path) -> None
         "path = Path(sys.argv[1]); inode = path.stat().st_ino\n"
         "for _ in range(20000): lease.is_held(path, inode)"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(path)]) as asking:
-        while asking.poll() is None:
+    with subprocess.Popen([sys.executable, "-c", script, str(path)]) as checking:
+        while checking.poll() is None:
             os.close(os.open(path, os.O_RDONLY))
-        assert asking.returncode == 0
+        assert checking.returncode == 0
     assert not lease.is_held(path, path.stat().st_ino)
 
 

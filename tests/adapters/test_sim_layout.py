@@ -62,7 +62,7 @@ def test_existing_node_of_the_requested_layout_is_kept(node: Path) -> None:
 @pytest.mark.parametrize(("devices", "memory"), [(3, MIB), (2, 2 * MIB)])
 def test_existing_node_of_another_layout_is_refused_and_kept(node: Path, devices: int, memory: int) -> None:
     before = load_node(node)
-    with pytest.raises(InvalidConfiguration, match="holds a node of 2 devices"):
+    with pytest.raises(InvalidConfiguration, match="contains a node of 2 devices"):
         create(node, devices, memory)
     assert load_node(node) == before
 
@@ -162,7 +162,7 @@ def test_fifo_in_place_of_a_description_does_not_block(node: Path) -> None:
     (node / "devices" / "1" / "instances").touch()
     found = load_node(node)
     assert [each.device.index for each in found.devices] == ["1"]
-    assert "no regular file" in found.broken_devices["0"]
+    assert "not a regular file" in found.broken_devices["0"]
 
 
 def same_id(node: Path, taker: str, owner: str) -> None:
@@ -176,7 +176,7 @@ def test_second_of_two_devices_with_one_id_is_broken(node: Path) -> None:
     same_id(node, "1", "0")
     found = load_node(node)
     assert [each.device.index for each in found.devices] == ["0"]
-    assert "is that of device 0" in found.broken_devices["1"]
+    assert "is already that of device 0" in found.broken_devices["1"]
 
 
 @pytest.mark.parametrize(("taker", "owner"), [("0", "1"), ("1", "0")])
@@ -194,7 +194,7 @@ def test_swapped_or_missing_memory_file_is_a_broken_device(node: Path) -> None:
     memory.rename(memory.with_name("hidden"))
     assert "fell off" in load_node(node).broken_devices["0"]
     memory.touch()
-    assert "another file" in load_node(node).broken_devices["0"]
+    assert "was replaced since the device was created" in load_node(node).broken_devices["0"]
 
 
 async def test_inventory_is_unavailable_without_a_node_and_lost_without_a_device(node: Path) -> None:

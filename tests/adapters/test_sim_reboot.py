@@ -70,7 +70,7 @@ async def test_reboot_is_refused_while_a_service_or_a_tenant_runs(node: Path) ->
         reboot(node)
     device, _ = await backend.inventory.devices()
     await backend.close()
-    with sim.hold(device), pytest.raises(DeviceBusy, match="end it first"):
+    with sim.hold(device), pytest.raises(DeviceBusy, match="stop it first"):
         reboot(node)
     assert await boot(node) == before
     reboot(node)

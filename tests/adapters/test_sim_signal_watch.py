@@ -42,7 +42,7 @@ async def the_next(signals: AsyncIterator[Signal]) -> Signal:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "expected"),
     [
         (SOUND, SOUND, ()),
         (SOUND, SOUND.with_xid(95), [("xid", 95)]),
@@ -64,9 +64,9 @@ async def the_next(signals: AsyncIterator[Signal]) -> Signal:
     ],
 )
 def test_each_change_of_faults_maps_to_its_signals(
-    before: Faults | None, after: Faults | None, told: list[tuple[str, int | None]]
+    before: Faults | None, after: Faults | None, expected: list[tuple[str, int | None]]
 ) -> None:
-    assert fault_signals("GPU", before, after) == tuple(Signal("GPU", code, value) for code, value in told)
+    assert fault_signals("GPU", before, after) == tuple(Signal("GPU", code, value) for code, value in expected)
 
 
 async def test_cleared_condition_is_signalled_as_a_change(sim: Sim, device: Device) -> None:
@@ -99,10 +99,10 @@ async def test_unread_event_flood_collapses_to_one_signal_of_each_kind(sim: Sim,
         await sim.backend.telemetry.snapshot(device)
     sim.lose(device)
     xid, lost = Signal(device.id, "xid", 95), Signal(device.id, "lost")
-    told = [await the_next(signals)]
-    while told[-1] != lost:
-        told.append(await the_next(signals))
-    assert told in ([xid, lost], [xid, xid, lost])  # the last of the flood may arrive while the first is read
+    received = [await the_next(signals)]
+    while received[-1] != lost:
+        received.append(await the_next(signals))
+    assert received in ([xid, lost], [xid, xid, lost])  # the last of the flood may arrive while the first is read
 
 
 async def test_missing_driver_is_signalled_for_the_node(sim: Sim) -> None:
@@ -171,8 +171,8 @@ async def test_current_driver_reports_are_in_the_snapshot(sim: Sim, device: Devi
     assert (quiet.recovery_action, quiet.conditions, quiet.counters) == ("none", {}, {})
     conditions, counters = {"pcie-width": "x8 of x16", "row-remap-pending": ""}, {"retired_pages": 3}
     control.add_faults(sim.directory, device.id, conditions=conditions, counters=counters, recovery="imex")
-    said = await sim.backend.telemetry.snapshot(device)
-    assert (said.recovery_action, said.conditions, said.counters) == ("imex", conditions, counters)
+    snapshot = await sim.backend.telemetry.snapshot(device)
+    assert (snapshot.recovery_action, snapshot.conditions, snapshot.counters) == ("imex", conditions, counters)
     await sim.backend.resetter.reset(device, 10.0)
     after = await sim.backend.telemetry.snapshot(device)
     assert (after.recovery_action, after.conditions, after.counters) == ("imex", {"pcie-width": "x8 of x16"}, counters)
@@ -195,7 +195,7 @@ async def test_closing_the_watch_ends_the_signal_stream(tmp_path: Path) -> None:
 async def test_reset_with_a_descriptor_in_flight_is_refused_and_changes_nothing(sim: Sim, device: Device) -> None:
     sim.change_setting(device, "power_limit_watts", "100")
     tenant = sim.start(device, "--in-flight", "--hold", "forever").until_ready()
-    with pytest.raises(DeviceBusy, match="held by somebody"):
+    with pytest.raises(DeviceBusy, match="held by a process"):
         await sim.backend.resetter.reset(device, 10.0)
     assert (await sim.backend.telemetry.snapshot(device)).settings["power_limit_watts"] == "100"
     tenant.end()

@@ -25,7 +25,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return {key: value for line in lines for key, value in line.items()}
 
@@ -43,7 +43,7 @@ def until_ready(process: subprocess.Popen[str]) -> None:
 def test_tenant_fills_the_first_visible_device_with_its_text(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tenant.main(["--write", "secret "]) == 0
     assert memory.read_bytes() == (b"secret " * SIZE)[:SIZE]
-    assert said(capsys)["wrote_bytes"] == SIZE
+    assert printed(capsys)["wrote_bytes"] == SIZE
 
 
 def test_tenant_reads_the_text_left_by_its_predecessor(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,13 +51,13 @@ def test_tenant_reads_the_text_left_by_its_predecessor(memory: Path, capsys: pyt
         file.seek(5000)
         file.write(b"the key is 42\0\0more")
     assert tenant.main(["--read"]) == 0
-    assert said(capsys) == {"residue_bytes": 17, "found": "the key is 42", "ready": True, "pid": os.getpid()}
+    assert printed(capsys) == {"residue_bytes": 17, "found": "the key is 42", "ready": True, "pid": os.getpid()}
 
 
 def test_tenant_finds_nothing_in_a_clean_device(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tenant.main(["--device", str(memory), "--read", "--write", "mine"]) == 0
-    told = said(capsys)
-    assert (told["residue_bytes"], told["found"]) == (0, "")
+    message = printed(capsys)
+    assert (message["residue_bytes"], message["found"]) == (0, "")
 
 
 def test_tenant_detects_damage_to_its_bytes(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_tenant_detects_damage_to_its_bytes(memory: Path, capsys: pytest.Capture
         file.seek(SIZE - 2)
         file.write(b"\0\0")
     assert tenant.main(["--expect", "mine"]) == 1
-    assert said(capsys)["wrong_bytes"] == 2
+    assert printed(capsys)["wrong_bytes"] == 2
 
 
 def test_tenant_exits_with_one_after_damage_while_holding_the_device(memory: Path) -> None:

@@ -62,9 +62,9 @@ def test_delayed_xids_are_raised_together_and_none_is_lost(node: Path) -> None:
     ],
 )
 def test_impossible_xid_storm_is_refused_and_changes_nothing(node: Path, wrong: dict[str, object]) -> None:
-    asked: dict[str, object] = {"device": "0", "codes": [31], "repeat": 5, "rate": 10.0, **wrong}
+    requested: dict[str, object] = {"device": "0", "codes": [31], "repeat": 5, "rate": 10.0, **wrong}
     with pytest.raises(InvalidRequest):
-        raise_xids(node, **asked)  # type: ignore[arg-type]
+        raise_xids(node, **requested)  # type: ignore[arg-type]
     assert control.read_faults(node / "devices" / "0") == control.Faults()
 
 

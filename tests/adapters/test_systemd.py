@@ -38,7 +38,7 @@ def test_each_service_state_is_one_datagram_to_the_notify_socket(kind: str, shor
         assert received(listening) == [b"READY=1\nSTATUS=Watching 2 devices", b"WATCHDOG=1"]
 
 
-@pytest.mark.parametrize("address", ["", "/nonexistent/notify", "@scrubber-test-nobody", "relative", "/" + 200 * "x"])
+@pytest.mark.parametrize("address", ["", "/nonexistent/notify", "@scrubber-test-unserved", "relative", "/" + 200 * "x"])
 def test_missing_systemd_notify_socket_is_no_error(address: str) -> None:
     with closing(SystemdNotifier(address)) as notifier:
         notifier.notify("READY=1")

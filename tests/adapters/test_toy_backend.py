@@ -153,4 +153,4 @@ async def test_toy_device_faults_are_described_with_the_backends_own_messages() 
         worn, faulty = await stage.device("toy-a", "suspect"), await stage.device("toy-b", "suspect")
         assert worn["cause"]["message"] == "worn-out (7 years): it was used too often."
         assert faulty["cause"]["code"] == "fault-7"
-        assert faulty["cause"]["message"] == "Fault 7 stands: it is in no table."
+        assert faulty["cause"]["message"] == "Fault 7 was reported: it is not in the table of error codes."

@@ -26,7 +26,7 @@ from scrubber.engine.views import (
     ServiceView,
 )
 from scrubber.ports.device import EraseProgress
-from scrubber.ports.record import AuditHead, AuditRow, Event, HistoryEntry, HistoryQuery, TrailPage
+from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow, Event, HistoryEntry, HistoryQuery
 
 IDENTITY = NodeIdentity(node="node-1", boot="boot-1", driver="sim-1")
 
@@ -76,10 +76,10 @@ class FakeNode:
         busy: hand-overs wait until it is set; clear it to make them wait.
         waiting: set while a hand-over waits.
         cancelled: set once a hand-over that waited was cancelled.
-        asked: the requests, in order.
+        requests: the requests, in order.
         plan: the answer to a request for a reset plan.
         breaker: which automatic actions are stopped.
-        trail, head: the audit trail, and its last row.
+        audit log, head: the audit log, and its last row.
     """
 
     def __init__(self, devices: int = 2) -> None:
@@ -97,11 +97,11 @@ class FakeNode:
         self.busy.set()
         self.waiting = asyncio.Event()
         self.cancelled = asyncio.Event()
-        self.asked: list[object] = []
+        self.requests: list[object] = []
         self.past: list[HistoryEntry] = []
         self.plan = ResetPlan("GPU-a0", "a test", ())
         self.actions = self
-        self.trail: tuple[AuditRow, ...] = ()
+        self.audit_log: tuple[AuditRow, ...] = ()
         self.head = AuditHead()
 
     async def show(
@@ -182,9 +182,9 @@ class FakeNode:
             raise InvalidRequest(f"There is no certificate {id}.")
         return CertificateView(CERTIFICATE, CertificateStatus.UNUSED)
 
-    async def audit(self, after: int) -> AsyncIterator[TrailPage]:
+    async def audit(self, after: int) -> AsyncIterator[AuditLogPage]:
         self._note(("audit", after))
-        yield TrailPage(AuditHead(after, "h" if after else ""), self.head, self.trail)
+        yield AuditLogPage(AuditHead(after, "h" if after else ""), self.head, self.audit_log)
 
     async def reset_plan(self, device: str) -> ResetPlan:
         self._note(("reset-plan", device))
@@ -201,8 +201,8 @@ class FakeNode:
     async def break_glass(self, device: str, seconds: float, reason: str, actor: str) -> DeviceView:
         self._note(("break-glass", device, seconds, reason, actor))
         view = self._named(device)
-        glass = BreakGlass(1000.0 + seconds, reason, actor) if seconds else None
-        return replace(view, record=replace(view.record, break_glass=glass))
+        override = BreakGlass(1000.0 + seconds, reason, actor) if seconds else None
+        return replace(view, record=replace(view.record, break_glass=override))
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         self._note(query)
@@ -222,7 +222,7 @@ class FakeNode:
     def _named(self, device: str) -> DeviceView:
         return next(each for each in self._view.devices if each.device.id == device)
 
-    def _note(self, asked: object) -> None:
-        self.asked.append(asked)
+    def _note(self, request: object) -> None:
+        self.requests.append(request)
         if self.failure is not None:
             raise self.failure

@@ -120,8 +120,8 @@ async def test_method_name_invented_by_a_caller_is_not_counted(
     path = Sockets(short_tmp / "s").path(Purpose.READ)
     async with grpc.aio.insecure_channel(grpc_target(path)) as channel:
         for number in range(3):
-            ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/made.Up/Name{number}")
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/made.Up/Name{number}")
             with pytest.raises(grpc.aio.AioRpcError):
-                await ask(b"", timeout=DEADLINE)
+                await call(b"", timeout=DEADLINE)
     assert counted.answers == []
     assert counted.open == Counter()

@@ -29,7 +29,7 @@ from tests.api.service import FakeNode
 
 DEADLINE = 20.0
 ROOT = os.geteuid() == 0
-STRANGER = 54321
+UNPRIVILEGED_UID = 54321
 OPERATORS = next(each for each in grp.getgrall() if each.gr_gid != 0) if ROOT else grp.getgrgid(os.getegid())
 
 CALLER = """
@@ -104,20 +104,20 @@ def open_wide(sockets: Path) -> None:
 @pytest.mark.parametrize("uid", [0] if ROOT else [os.geteuid()])
 async def test_root_and_the_service_user_act_under_their_uid(uid: int, node: FakeNode, short_tmp: Path) -> None:
     assert await call(short_tmp / "s", Purpose.ADMIN, uid) == "answered"
-    assert node.asked == [("quarantine", "GPU-a0", "because", f"uid:{uid}")]
+    assert node.requests == [("quarantine", "GPU-a0", "because", f"uid:{uid}")]
 
 
 @pytest.mark.parametrize("ask", list(Purpose))
 async def test_socket_modes_refuse_other_users_and_the_error_names_the_missing_option(
     ask: Purpose, node: FakeNode, short_tmp: Path
 ) -> None:
-    answer = await call(short_tmp / "s", ask, STRANGER)
+    answer = await call(short_tmp / "s", ask, UNPRIVILEGED_UID)
     if ROOT:
         assert answer.startswith(
-            f"PermissionDenied permission-denied uid {STRANGER} may not use {short_tmp}/s/{ask.socket}"
+            f"PermissionDenied permission-denied uid {UNPRIVILEGED_UID} may not use {short_tmp}/s/{ask.socket}"
         )
         assert "--admin-group" in answer
-        assert node.asked == []
+        assert node.requests == []
     else:
         assert answer == "answered"
 
@@ -126,10 +126,10 @@ async def test_unauthorized_caller_past_the_socket_modes_is_refused_by_peer_auth
     node: FakeNode, short_tmp: Path
 ) -> None:
     open_wide(short_tmp / "s")
-    answer = await call(short_tmp / "s", Purpose.ADMIN, STRANGER)
+    answer = await call(short_tmp / "s", Purpose.ADMIN, UNPRIVILEGED_UID)
     if ROOT:
-        assert answer.startswith(f"PermissionDenied wrong-user uid {STRANGER} may not act on devices")
-        assert node.asked == []
+        assert answer.startswith(f"PermissionDenied wrong-user uid {UNPRIVILEGED_UID} may not act on devices")
+        assert node.requests == []
     else:
         assert answer == "answered"
 
@@ -143,25 +143,25 @@ async def test_unauthorized_caller_gets_the_same_refusal_for_every_method(node: 
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await ask(b"", timeout=DEADLINE)
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert node.asked == []
+    assert node.requests == []
 
 
 @pytest.mark.parametrize("ask", [Purpose.ADMIN, Purpose.READ])
 async def test_operators_are_authorized(ask: Purpose, node_with_operators: FakeNode, short_tmp: Path) -> None:
-    assert await call(short_tmp / "s", ask, STRANGER, OPERATORS.gr_gid) == "answered"
+    assert await call(short_tmp / "s", ask, UNPRIVILEGED_UID, OPERATORS.gr_gid) == "answered"
     if ask is Purpose.ADMIN:
-        actor = f"uid:{STRANGER if ROOT else os.geteuid()}"
-        assert node_with_operators.asked == [("quarantine", "GPU-a0", "because", actor)]
+        actor = f"uid:{UNPRIVILEGED_UID if ROOT else os.geteuid()}"
+        assert node_with_operators.requests == [("quarantine", "GPU-a0", "because", actor)]
 
 
 async def test_operators_may_not_use_the_plugin_socket(node_with_operators: FakeNode, short_tmp: Path) -> None:
-    answer = await call(short_tmp / "s", Purpose.PLUGIN, STRANGER, OPERATORS.gr_gid)
+    answer = await call(short_tmp / "s", Purpose.PLUGIN, UNPRIVILEGED_UID, OPERATORS.gr_gid)
     assert answer.startswith("PermissionDenied") if ROOT else answer == "answered"
 
 
 async def test_caller_outside_the_operator_group_is_refused(node_with_operators: FakeNode, short_tmp: Path) -> None:
     open_wide(short_tmp / "s")
-    answer = await call(short_tmp / "s", Purpose.ADMIN, STRANGER)
+    answer = await call(short_tmp / "s", Purpose.ADMIN, UNPRIVILEGED_UID)
     assert answer.startswith("PermissionDenied wrong-user") if ROOT else answer == "answered"
 
 
@@ -212,7 +212,7 @@ async def test_one_caller_cannot_use_every_connection(node: FakeNode, short_tmp:
             writer.write(SPEAKS)
             await reader.readuntil(bytes((0, 0, 0, 4, 1)))  # its settings were acknowledged
         async with AdminClient(short_tmp / "s") as admin:
-            with pytest.raises(Unavailable, match=r"too many connections are open.* try again"):
+            with pytest.raises(Unavailable, match=r"too many open connections.* retry"):
                 await admin.quarantine("0", "one too many")
         for _, writer in held:
             writer.close()
@@ -223,7 +223,7 @@ async def test_one_caller_cannot_use_every_connection(node: FakeNode, short_tmp:
                 break
             except Unavailable:
                 continue
-    assert len(node.asked) == 1
+    assert len(node.requests) == 1
 
 
 async def test_idle_connections_do_not_block_new_callers(node: FakeNode, short_tmp: Path) -> None:
@@ -243,33 +243,33 @@ async def test_idle_connections_do_not_block_new_callers(node: FakeNode, short_t
         for _, writer in held:
             writer.close()
         await asyncio.gather(*others)
-    assert len(node.asked) == 1
+    assert len(node.requests) == 1
 
 
 class Mute(asyncio.Protocol):
     """One connection to a server that sends nothing and reads everything."""
 
-    def __init__(self, over: set[asyncio.Event], heard: asyncio.Event) -> None:
-        self._over, self._heard = asyncio.Event(), heard
+    def __init__(self, over: set[asyncio.Event], received: asyncio.Event) -> None:
+        self._over, self._received = asyncio.Event(), received
         over.add(self._over)
 
     def data_received(self, data: bytes) -> None:
-        self._heard.set()
+        self._received.set()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._over.set()
 
 
 @asynccontextmanager
-async def a_door(short_tmp: Path, heard: asyncio.Event | None = None, **limits: float) -> AsyncIterator[Path]:
+async def a_door(short_tmp: Path, received: asyncio.Event | None = None, **limits: float) -> AsyncIterator[Path]:
     """Provide the socket of a proxy with ``limits`` and a mute server behind it; everything is closed afterwards.
 
-    ``heard`` is set once the server has received something.
+    ``received`` is set once the server has received something.
     """
-    heard = heard or asyncio.Event()
+    received = received or asyncio.Event()
     behind, front = short_tmp / "behind", short_tmp / "front"
     over: set[asyncio.Event] = set()
-    server = await asyncio.get_running_loop().create_unix_server(lambda: Mute(over, heard), behind)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: Mute(over, received), behind)
     door = PeerAuthProxy(behind, log=structlog.get_logger(), **limits)  # type: ignore[arg-type]
     await door.listen(front)
     try:
@@ -297,11 +297,11 @@ async def test_connection_that_sends_nothing_is_closed(short_tmp: Path) -> None:
 
 
 async def test_idle_connection_is_closed_only_when_its_slot_is_needed(short_tmp: Path) -> None:
-    heard = asyncio.Event()
-    async with a_door(short_tmp, heard, idle_timeout=DEADLINE, max_connections_per_uid=2) as front:
+    received = asyncio.Event()
+    async with a_door(short_tmp, received, idle_timeout=DEADLINE, max_connections_per_uid=2) as front:
         quiet, one = await asyncio.open_unix_connection(front)
         one.write(b"a call that takes its time")
-        await asyncio.wait_for(heard.wait(), DEADLINE)
+        await asyncio.wait_for(received.wait(), DEADLINE)
         silent, other = await asyncio.open_unix_connection(front)
         ending = asyncio.create_task(silent.read())
         await advance_until(ending.done)

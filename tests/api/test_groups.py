@@ -21,7 +21,7 @@ from scrubber.api.server import serve
 from scrubber.api.sockets import Purpose, Sockets
 from scrubber.domain.errors import InvalidConfiguration
 from tests.api.service import FakeNode
-from tests.api.test_callers import DEADLINE, ROOT, STRANGER, call, mode, open_wide
+from tests.api.test_callers import DEADLINE, ROOT, UNPRIVILEGED_UID, call, mode, open_wide
 
 ALL = [each for each in grp.getgrall() if each.gr_gid != 0] if ROOT else [grp.getgrgid(os.getegid())] * 2
 ACTING, LOOKING = ALL[0], ALL[1]
@@ -59,7 +59,8 @@ async def node(short_tmp: Path) -> AsyncIterator[FakeNode]:
 async def tried(path: Path, how: str, *gids: int) -> str:
     """Return the result for a user in these groups who bypasses the service: ``list`` a directory, ``open`` a file."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", TRY, str(path), how, str(STRANGER), *map(str, gids)), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", TRY, str(path), how, str(UNPRIVILEGED_UID), *map(str, gids)),
+        stdout=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(DEADLINE):
         output, _ = await child.communicate()
@@ -87,21 +88,21 @@ async def tried(path: Path, how: str, *gids: int) -> str:
 async def test_each_group_may_use_only_its_own_sockets(
     ask: Purpose, gids: list[int], let_in: bool, node: FakeNode, short_tmp: Path
 ) -> None:
-    answer = await call(short_tmp / "s", ask, STRANGER, *gids)
+    answer = await call(short_tmp / "s", ask, UNPRIVILEGED_UID, *gids)
     assert answer.startswith("PermissionDenied permission-denied") is (ROOT and not let_in)
     assert (answer == "answered") is (let_in or not ROOT)
     acted = ask is Purpose.ADMIN and answer == "answered"
-    assert [each[0] for each in node.asked if isinstance(each, tuple)] == (["quarantine"] if acted else [])
+    assert [each[0] for each in node.requests if isinstance(each, tuple)] == (["quarantine"] if acted else [])
 
 
 async def test_read_group_member_is_refused_on_the_admin_socket_with_the_missing_group(
     node: FakeNode, short_tmp: Path
 ) -> None:
-    answer = await call(short_tmp / "s", Purpose.ADMIN, STRANGER, LOOKING.gr_gid)
+    answer = await call(short_tmp / "s", Purpose.ADMIN, UNPRIVILEGED_UID, LOOKING.gr_gid)
     if ROOT:
-        assert f"uid {STRANGER} may not use {short_tmp}/s/admin/admin.sock" in answer
-        assert f"be in the group {ACTING.gr_name} (usermod -aG {ACTING.gr_name} NAME" in answer
-        assert "it counts from the next login" in answer
+        assert f"uid {UNPRIVILEGED_UID} may not use {short_tmp}/s/admin/admin.sock" in answer
+        assert f"join the group {ACTING.gr_name} (usermod -aG {ACTING.gr_name} NAME" in answer
+        assert "effective at the next login" in answer
     else:
         assert answer == "answered"
 
@@ -110,8 +111,8 @@ async def test_read_group_member_is_refused_on_the_admin_socket_with_the_missing
 async def test_caller_outside_the_read_group_is_refused_with_the_missing_group(
     gids: list[int], node: FakeNode, short_tmp: Path
 ) -> None:
-    answer = await call(short_tmp / "s", Purpose.READ, STRANGER, *gids)
-    assert (f"be in the group {LOOKING.gr_name} (usermod" in answer) if ROOT else answer == "answered"
+    answer = await call(short_tmp / "s", Purpose.READ, UNPRIVILEGED_UID, *gids)
+    assert (f"join the group {LOOKING.gr_name} (usermod" in answer) if ROOT else answer == "answered"
 
 
 async def test_group_without_a_name_is_named_by_its_number(short_tmp: Path) -> None:
@@ -121,15 +122,15 @@ async def test_group_without_a_name_is_named_by_its_number(short_tmp: Path) -> N
         place.mkdir()
         os.chown(place, -1, owner)
         place.chmod(bits)
-    answer = await call(short_tmp / "s", Purpose.READ, STRANGER)
-    assert ("be in the group 54399 (usermod" in answer) if ROOT else answer.startswith("Unavailable")
+    answer = await call(short_tmp / "s", Purpose.READ, UNPRIVILEGED_UID)
+    assert ("join the group 54399 (usermod" in answer) if ROOT else answer.startswith("Unavailable")
 
 
 async def test_read_group_member_past_the_socket_modes_is_refused_by_peer_auth(node: FakeNode, short_tmp: Path) -> None:
     open_wide(short_tmp / "s")
-    answer = await call(short_tmp / "s", Purpose.ADMIN, STRANGER, LOOKING.gr_gid)
-    assert answer.startswith(f"PermissionDenied wrong-user uid {STRANGER}") if ROOT else answer == "answered"
-    assert ROOT is (node.asked == [])
+    answer = await call(short_tmp / "s", Purpose.ADMIN, UNPRIVILEGED_UID, LOOKING.gr_gid)
+    assert answer.startswith(f"PermissionDenied wrong-user uid {UNPRIVILEGED_UID}") if ROOT else answer == "answered"
+    assert ROOT is (node.requests == [])
 
 
 async def test_root_needs_no_group(node: FakeNode, short_tmp: Path) -> None:
@@ -145,31 +146,31 @@ async def test_read_group_alone_may_read_and_only_the_service_may_act(
     ask: Purpose, let_in: bool, short_tmp: Path
 ) -> None:
     async with served(short_tmp, looking=LOOKING.gr_name):
-        answer = await call(short_tmp / "s", ask, STRANGER, LOOKING.gr_gid)
+        answer = await call(short_tmp / "s", ask, UNPRIVILEGED_UID, LOOKING.gr_gid)
         assert (answer == "answered") is (let_in or not ROOT)
         if ROOT and ask is Purpose.ADMIN:
-            assert "have a group let in with scrubber serve --admin-group" in answer
+            assert "grant a group access with scrubber serve --admin-group" in answer
 
 
 @pytest.mark.parametrize("ask", [Purpose.READ, Purpose.ADMIN])
 async def test_one_group_for_both_sockets_may_use_both(ask: Purpose, short_tmp: Path) -> None:
     async with served(short_tmp, acting=ACTING.gr_name, looking=ACTING.gr_name):
-        assert await call(short_tmp / "s", ask, STRANGER, ACTING.gr_gid) == "answered"
+        assert await call(short_tmp / "s", ask, UNPRIVILEGED_UID, ACTING.gr_gid) == "answered"
 
 
 @pytest.mark.parametrize("ask", [Purpose.READ, Purpose.ADMIN])
 async def test_operators_may_read_where_no_read_group_is_configured(ask: Purpose, short_tmp: Path) -> None:
     async with served(short_tmp, acting=ACTING.gr_name):
-        assert await call(short_tmp / "s", ask, STRANGER, ACTING.gr_gid) == "answered"
-        other = await call(short_tmp / "s", ask, STRANGER, LOOKING.gr_gid)
-        assert (f"be in the group {ACTING.gr_name} (usermod" in other) if ROOT else other == "answered"
+        assert await call(short_tmp / "s", ask, UNPRIVILEGED_UID, ACTING.gr_gid) == "answered"
+        other = await call(short_tmp / "s", ask, UNPRIVILEGED_UID, LOOKING.gr_gid)
+        assert (f"join the group {ACTING.gr_name} (usermod" in other) if ROOT else other == "answered"
 
 
 async def test_restart_without_a_read_group_revokes_its_access(short_tmp: Path) -> None:
     async with served(short_tmp, acting=ACTING.gr_name, looking=LOOKING.gr_name):
-        assert await call(short_tmp / "s", Purpose.READ, STRANGER, LOOKING.gr_gid) == "answered"
+        assert await call(short_tmp / "s", Purpose.READ, UNPRIVILEGED_UID, LOOKING.gr_gid) == "answered"
     async with served(short_tmp, acting=ACTING.gr_name):
-        answer = await call(short_tmp / "s", Purpose.READ, STRANGER, LOOKING.gr_gid)
+        answer = await call(short_tmp / "s", Purpose.READ, UNPRIVILEGED_UID, LOOKING.gr_gid)
         assert answer.startswith("PermissionDenied") if ROOT else answer == "answered"
     async with served(short_tmp):
         assert {mode(short_tmp / "s" / purpose.value) for purpose in Purpose} == {"drwx------"}
@@ -211,10 +212,10 @@ async def test_admin_directory_stays_with_the_service_when_only_a_read_group_is_
 
 async def test_groups_added_at_a_later_start_get_access(short_tmp: Path) -> None:
     async with served(short_tmp):
-        answer = await call(short_tmp / "s", Purpose.READ, STRANGER, LOOKING.gr_gid)
+        answer = await call(short_tmp / "s", Purpose.READ, UNPRIVILEGED_UID, LOOKING.gr_gid)
         assert answer.startswith("PermissionDenied") if ROOT else answer == "answered"
     async with served(short_tmp, acting=ACTING.gr_name, looking=LOOKING.gr_name):
-        assert await call(short_tmp / "s", Purpose.READ, STRANGER, LOOKING.gr_gid) == "answered"
+        assert await call(short_tmp / "s", Purpose.READ, UNPRIVILEGED_UID, LOOKING.gr_gid) == "answered"
 
 
 @pytest.mark.parametrize("before", [0o755, 0o711, 0o1777])
@@ -223,7 +224,7 @@ async def test_directory_that_is_already_traversable_keeps_its_mode(before: int,
     directory.mkdir()
     directory.chmod(before)
     async with served(short_tmp, acting=ACTING.gr_name, looking=LOOKING.gr_name):
-        assert await call(directory, Purpose.READ, STRANGER, LOOKING.gr_gid) == "answered"
+        assert await call(directory, Purpose.READ, UNPRIVILEGED_UID, LOOKING.gr_gid) == "answered"
         assert directory.stat().st_mode & 0o7777 == before
 
 
@@ -239,17 +240,17 @@ KEPT_OUT = (
 )
 
 
-@pytest.mark.parametrize(("before", "gid", "kept_out", "mend"), KEPT_OUT)
+@pytest.mark.parametrize(("before", "gid", "kept_out", "remedy"), KEPT_OUT)
 async def test_directory_that_excludes_a_group_is_refused_with_the_remedy(
-    before: int, gid: int, kept_out: list[grp.struct_group], mend: str, short_tmp: Path
+    before: int, gid: int, kept_out: list[grp.struct_group], remedy: str, short_tmp: Path
 ) -> None:
     directory = short_tmp / "s"
     directory.mkdir()
     os.chown(directory, -1, gid)
     directory.chmod(before)
-    with pytest.raises(InvalidConfiguration, match=re.escape(f"{mend} {directory}")) as refused:
+    with pytest.raises(InvalidConfiguration, match=re.escape(f"{remedy} {directory}")) as refused:
         async with served(short_tmp, acting=ACTING.gr_name, looking=LOOKING.gr_name):
-            raise AssertionError("it serves where nobody can come")
+            raise AssertionError("it serves although no group can reach the socket")
     for group in (ACTING, LOOKING):
         assert (group.gr_name in str(refused.value).split("(")[-1]) is (group in kept_out)
     assert directory.stat().st_mode & 0o7777 == before
@@ -258,15 +259,15 @@ async def test_directory_that_excludes_a_group_is_refused_with_the_remedy(
 
 @pytest.mark.parametrize("groups", [{"acting": "no-such-group"}, {"looking": "no-such-group"}])
 async def test_unknown_group_is_refused_before_any_file_is_created(groups: dict[str, str], short_tmp: Path) -> None:
-    with pytest.raises(InvalidConfiguration, match="no group 'no-such-group' on this node"):
+    with pytest.raises(InvalidConfiguration, match="The group 'no-such-group' does not exist on this node"):
         async with served(short_tmp, **groups):
-            raise AssertionError("it serves nobody")
+            raise AssertionError("it serves with an unknown group")
     assert not (short_tmp / "s").exists()
 
 
 async def test_operator_action_is_recorded_under_the_operators_uid(node: FakeNode, short_tmp: Path) -> None:
-    assert await call(short_tmp / "s", Purpose.ADMIN, STRANGER, ACTING.gr_gid) == "answered"
+    assert await call(short_tmp / "s", Purpose.ADMIN, UNPRIVILEGED_UID, ACTING.gr_gid) == "answered"
     async with AdminClient(short_tmp / "s") as admin:
         await admin.quarantine("0", "and the service's own user")
-    actors = [each[-1] for each in node.asked if isinstance(each, tuple)]
-    assert actors == [f"uid:{STRANGER if ROOT else os.geteuid()}", f"uid:{os.geteuid()}"]
+    actors = [each[-1] for each in node.requests if isinstance(each, tuple)]
+    assert actors == [f"uid:{UNPRIVILEGED_UID if ROOT else os.geteuid()}", f"uid:{os.geteuid()}"]

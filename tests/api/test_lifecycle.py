@@ -69,7 +69,7 @@ async def test_sockets_of_a_killed_service_are_replaced(short_tmp: Path) -> None
             assert len((await plugin.snapshot(DEADLINE)).devices) == 3
             child.send_signal(signal.SIGKILL)
             await child.wait()
-            with pytest.raises(Unavailable, match="nobody answers"):
+            with pytest.raises(Unavailable, match="no process listens on"):
                 await plugin.snapshot(DEADLINE)
             async with serve(FakeNode(devices=2), Sockets(short_tmp / "s"), grace=0):
                 assert len((await _first_answer(plugin)).devices) == 2
@@ -93,10 +93,10 @@ async def test_regular_file_in_place_of_a_socket_is_not_replaced(purpose: Purpos
 async def test_live_server_of_another_program_is_not_replaced(purpose: Purpose, short_tmp: Path) -> None:
     path = Sockets(short_tmp).path(purpose)
     path.parent.mkdir()
-    with socket.socket(socket.AF_UNIX) as foreign:
-        foreign.bind(str(path))
-        foreign.listen()
-        with pytest.raises(AlreadyRunning, match="Another program answers"):
+    with socket.socket(socket.AF_UNIX) as other_program:
+        other_program.bind(str(path))
+        other_program.listen()
+        with pytest.raises(AlreadyRunning, match="Another program listens"):
             await GrpcServer(FakeNode(), Sockets(short_tmp)).start()
         assert path.is_socket()
     async with serve(FakeNode(), Sockets(short_tmp), grace=0):
@@ -134,13 +134,13 @@ async def test_socket_directory_that_is_a_symlink_is_refused(short_tmp: Path) ->
 
 
 async def test_unknown_group_is_refused(short_tmp: Path) -> None:
-    with pytest.raises(InvalidConfiguration, match="no group 'nobodies-group'"):
+    with pytest.raises(InvalidConfiguration, match="The group 'nobodies-group' does not exist"):
         await GrpcServer(FakeNode(), Sockets(short_tmp / "s", admin_group="nobodies-group")).start()
 
 
 async def test_socket_directory_that_cannot_be_created_is_refused(short_tmp: Path) -> None:
     (short_tmp / "file").write_text("precious")
-    with pytest.raises(InvalidConfiguration, match=r"cannot be made in .*--socket-dir"):
+    with pytest.raises(InvalidConfiguration, match=r"cannot be created in .*--socket-dir"):
         await GrpcServer(FakeNode(), Sockets(short_tmp / "file/s")).start()
 
 
@@ -281,21 +281,21 @@ async def test_grpc_health_can_be_watched_until_shutdown(short_tmp: Path) -> Non
     await server.start()
     async with asyncio.timeout(DEADLINE), _channel(short_tmp / "s", Purpose.READ) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        told = aiter(watch)
-        assert (await anext(told)).status == NOT_SERVING
+        statuses = aiter(watch)
+        assert (await anext(statuses)).status == NOT_SERVING
         await node.show(ready=True)
-        assert (await anext(told)).status == SERVING
+        assert (await anext(statuses)).status == SERVING
         stopped = asyncio.create_task(server.stop(3600))
-        assert (await anext(told)).status == NOT_SERVING
+        assert (await anext(statuses)).status == NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError, match="stopping"):
-            await anext(told)
+            await anext(statuses)
         await stopped
 
 
 async def test_grpc_health_of_all_served_services_can_be_listed(short_tmp: Path) -> None:
     async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0), _channel(short_tmp / "s", Purpose.READ) as channel:
-        told = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), timeout=DEADLINE)
-    assert {name: each.status for name, each in told.statuses.items()} == {"": SERVING, "scrubber.v1.Read": SERVING}
+        listed = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), timeout=DEADLINE)
+    assert {name: each.status for name, each in listed.statuses.items()} == {"": SERVING, "scrubber.v1.Read": SERVING}
 
 
 async def test_grpc_health_of_a_service_on_another_socket_is_not_found(short_tmp: Path) -> None:

@@ -46,7 +46,7 @@ from scrubber.engine.views import (
     PodNotice,
     ServiceView,
 )
-from scrubber.ports.record import AuditHead, AuditRow, TrailPage
+from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow
 from tests.api.service import CERTIFICATE, IDENTITY, device, of_record
 
 CAUSE = Cause("xid-95", "Uncontained ECC error.", RecoveryMethod.RESET, 900.0)
@@ -95,9 +95,9 @@ def grant(number: int, pod: str | None = None) -> Grant:
 
 
 def test_snapshot_carries_everything_a_container_needs() -> None:
-    (told,) = messages.snapshot_message(view()).devices
-    assert (told.id, told.index, told.numa_node, list(told.peers)) == ("GPU-a0", "0", 0, ["GPU-a1"])
-    assert [(each.kind, each.host_path, each.container_path) for each in told.access] == [
+    (first,) = messages.snapshot_message(view()).devices
+    assert (first.id, first.index, first.numa_node, list(first.peers)) == ("GPU-a0", "0", 0, ["GPU-a1"])
+    assert [(each.kind, each.host_path, each.container_path) for each in first.access] == [
         ("mount", "/sim/devices/0/memory", "/dev/simgpu0")
     ]
 
@@ -122,29 +122,29 @@ def test_numa_node_zero_differs_from_an_unknown_numa_node() -> None:
 def test_snapshot_carries_the_devices_record(
     record: DeviceRecord, certified: bool, advertised: bool, scrubbing: bool
 ) -> None:
-    (told,) = messages.snapshot_message(view(record)).devices
-    assert (told.certified, told.advertised, told.scrubbing) == (certified, advertised, scrubbing)
-    assert bool(told.refusal) is not advertised
+    (first,) = messages.snapshot_message(view(record)).devices
+    assert (first.certified, first.advertised, first.scrubbing) == (certified, advertised, scrubbing)
+    assert bool(first.refusal) is not advertised
 
 
 def test_snapshot_advertises_a_device_as_decided_whatever_its_health() -> None:
     """Covers a break-glass override, an observing policy, and a withdrawal postponed until a pod is gone."""
     sick = replace(CLEAN, health=Health.QUARANTINED, cause=CAUSE)
-    (told,) = messages.snapshot_message(view(devices=(DeviceView(device(0), sick, advertised=True),))).devices
-    assert (told.advertised, told.state, told.refusal) == (True, "quarantined", "")
+    (first,) = messages.snapshot_message(view(devices=(DeviceView(device(0), sick, advertised=True),))).devices
+    assert (first.advertised, first.state, first.refusal) == (True, "quarantined", "")
     (withheld,) = messages.snapshot_message(view(devices=(DeviceView(device(0), sick, advertised=False),))).devices
     assert (withheld.advertised, "xid-95" in withheld.refusal) == (False, True)
 
 
 def test_pod_notice_reaches_the_plugin_complete() -> None:
-    (told,) = messages.snapshot_message(view(notices=(NOTICE,))).notices
-    assert (told.namespace, told.name, told.uid, list(told.devices)) == (
+    (message,) = messages.snapshot_message(view(notices=(NOTICE,))).notices
+    assert (message.namespace, message.name, message.uid, list(message.devices)) == (
         "team-a",
         "train",
         "uid-1",
         ["GPU-a0", "GPU-a1"],
     )
-    assert (told.reason, told.message, told.since, told.evict) == (
+    assert (message.reason, message.message, message.since, message.evict) == (
         "GpuOutOfService",
         "GPU-a0 is quarantined.",
         900.5,
@@ -153,10 +153,10 @@ def test_pod_notice_reaches_the_plugin_complete() -> None:
 
 
 def test_notice_for_a_pod_with_an_unknown_uid_has_no_uid() -> None:
-    (told,) = messages.snapshot_message(
+    (message,) = messages.snapshot_message(
         view(notices=(replace(NOTICE, pod=Pod("team-a", "train", None), evict=True),))
     ).notices
-    assert (told.uid, told.evict) == ("", True)
+    assert (message.uid, message.evict) == ("", True)
 
 
 @pytest.mark.parametrize(
@@ -206,24 +206,24 @@ def test_change_relevant_to_the_plugin_sends_a_snapshot(later: NodeView) -> None
         (Baseline, pb.Baseline),
         (BaselineDifference, pb.Fact),
         (AuditRow, pb.AuditRow),
-        (TrailPage, pb.AuditPage),
+        (AuditLogPage, pb.AuditPage),
         (AuditHead, pb.AuditHead),
     ],
 )
 def test_message_has_every_field_of_its_value(kind: tuple[type, type]) -> None:
     value, message = kind
     names = {each.name for each in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]
-    told = {"recorded_at" if (value, each.name) == (Baseline, "at") else each.name for each in fields(value)}
-    assert {each if each in names else NAMES_IN_MESSAGES.get(each) for each in told} == names
+    expected = {"recorded_at" if (value, each.name) == (Baseline, "at") else each.name for each in fields(value)}
+    assert {each if each in names else NAMES_IN_MESSAGES.get(each) for each in expected} == names
 
 
 def test_certificate_message_is_complete() -> None:
     signed = replace(CERTIFICATE, next_grant=0, rests_on="cert-0", key_id="sha256:00", signature="c2lnbmVk")
-    told = messages.certificate_message(signed)
+    message = messages.certificate_message(signed)
     for each in fields(Certificate):
-        wanted = b"signed" if each.name == "signature" else getattr(signed, each.name)
-        got = getattr(told, NAMES_IN_MESSAGES.get(each.name, each.name))
-        assert (tuple(got) if isinstance(wanted, tuple) else got) == wanted, each.name
+        expected = b"signed" if each.name == "signature" else getattr(signed, each.name)
+        got = getattr(message, NAMES_IN_MESSAGES.get(each.name, each.name))
+        assert (tuple(got) if isinstance(expected, tuple) else got) == expected, each.name
 
 
 def test_unused_certificate_has_no_next_grant() -> None:
@@ -234,9 +234,13 @@ def test_device_in_use_names_its_pod() -> None:
     record = DeviceRecord(
         "GPU-a0", hygiene=Hygiene.IN_USE, last_grant=grant(2, "new"), open_grants=(grant(1, "old"), grant(2, "new"))
     )
-    told = messages.device_message(DeviceView(device(0), record, scrub="scrub-9"))
-    assert (told.tenant, told.pod, told.container, told.grant_count) == ("team-a", "new", "main", 2)
-    assert (told.last_hand_over_kind, told.active_scrub_id, told.state) == ("other-tenant", "scrub-9", "in-use")
+    message = messages.device_message(DeviceView(device(0), record, scrub="scrub-9"))
+    assert (message.tenant, message.pod, message.container, message.grant_count) == ("team-a", "new", "main", 2)
+    assert (message.last_hand_over_kind, message.active_scrub_id, message.state) == (
+        "other-tenant",
+        "scrub-9",
+        "in-use",
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,46 +255,53 @@ def test_changed_notice_is_sent_again(change: dict[str, Any]) -> None:
 
 def test_device_message_names_its_policy_and_enforcement() -> None:
     policy = Policy(name="h200", enforcement=Enforcement.OBSERVE)
-    told = messages.device_message(DeviceView(device(0), replace(CLEAN, failures=3), advertised=False, policy=policy))
-    assert (told.policy, told.enforcement, told.advertised, told.failed_recoveries) == ("h200", "observe", False, 3)
-    assert not told.HasField("break_glass")
+    message = messages.device_message(
+        DeviceView(device(0), replace(CLEAN, failures=3), advertised=False, policy=policy)
+    )
+    assert (message.policy, message.enforcement, message.advertised, message.failed_recoveries) == (
+        "h200",
+        "observe",
+        False,
+        3,
+    )
+    assert not message.HasField("break_glass")
     assert messages.device_message(DeviceView(device(0), CLEAN, advertised=True, policy=policy)).advertised
 
 
 def test_active_break_glass_override_shows_end_time_actor_and_reason() -> None:
     record = replace(CLEAN, break_glass=BreakGlass(1234.5, "a deadline", "uid:7"))
-    told = messages.device_message(DeviceView(device(0), record)).break_glass
-    assert (told.expires_at, told.reason, told.actor) == (1234.5, "a deadline", "uid:7")
+    message = messages.device_message(DeviceView(device(0), record)).break_glass
+    assert (message.expires_at, message.reason, message.actor) == (1234.5, "a deadline", "uid:7")
 
 
 def test_closed_breaker_has_an_empty_message() -> None:
     def shown(breaker: BreakerState) -> tuple[str, float, str]:
         info = ServiceView("0.1.0", "sim", IDENTITY, Policy(), "ok", "e1", breaker)
-        told = messages.service_info_message(info).breaker
-        return (told.resets_stopped_reason, told.resets_stopped_until, told.soft_quarantines_stopped_reason)
+        message = messages.service_info_message(info).breaker
+        return (message.resets_stopped_reason, message.resets_stopped_until, message.soft_quarantines_stopped_reason)
 
     assert shown(BreakerState()) == ("", 0.0, "")
     assert shown(BreakerState("8 resets.", 1234.5, "2 are out.")) == ("8 resets.", 1234.5, "2 are out.")
 
 
 def test_unassigned_device_has_no_tenant() -> None:
-    told = messages.device_message(DeviceView(device(0), replace(CLEAN, last_grant=grant(2, "gone"))))
-    assert (told.tenant, told.pod, told.container, told.grant_count) == ("", "", "", 2)
-    assert told.HasField("certificate")
-    assert not told.HasField("cause")
+    message = messages.device_message(DeviceView(device(0), replace(CLEAN, last_grant=grant(2, "gone"))))
+    assert (message.tenant, message.pod, message.container, message.grant_count) == ("", "", "", 2)
+    assert message.HasField("certificate")
+    assert not message.HasField("cause")
 
 
 def test_device_out_of_service_shows_cause_and_next_action() -> None:
     record = DeviceRecord("GPU-a0", health=Health.QUARANTINED, cause=CAUSE, retry_at=1234.5)
-    told = messages.device_message(DeviceView(device(0), record))
-    assert (told.state, told.health, told.hygiene, told.next_attempt_at) == (
+    message = messages.device_message(DeviceView(device(0), record))
+    assert (message.state, message.health, message.hygiene, message.next_attempt_at) == (
         "quarantined",
         "quarantined",
         "dirty",
         1234.5,
     )
-    assert (told.cause.code, told.cause.recovery_method, told.cause.since) == ("xid-95", "reset", 900.0)
-    assert not told.HasField("certificate")
+    assert (message.cause.code, message.cause.recovery_method, message.cause.since) == ("xid-95", "reset", 900.0)
+    assert not message.HasField("certificate")
 
 
 def test_device_lists_every_pod_with_an_open_grant() -> None:
@@ -321,19 +332,19 @@ def test_device_message_carries_the_health_evidence() -> None:
         recent_quarantines=(PastQuarantine(1.0, "xid-95", "team-a"), PastQuarantine(2.0, "too-hot")),
         recovery_attempts=(RecoveryAttempt(1.5, reset=True, operator_ordered=True), RecoveryAttempt(2.5, reset=False)),
     )
-    told = messages.device_message(DeviceView(device(0), record, recovery_blocker="8 resets within an hour."))
-    assert (told.recovery_blocker, told.reset_pending, told.probation_scrubs_passed) == (
+    message = messages.device_message(DeviceView(device(0), record, recovery_blocker="8 resets within an hour."))
+    assert (message.recovery_blocker, message.reset_pending, message.probation_scrubs_passed) == (
         "8 resets within an hour.",
         True,
         1,
     )
-    assert [(each.code, each.since) for each in told.conditions] == [("too-hot", 2.5)]
-    assert dict(told.lifetime_counters) == {"retired_pages": 3, "xid-95": 7}
-    assert [(each.timestamp, each.code, each.tenant) for each in told.quarantines] == [
+    assert [(each.code, each.since) for each in message.conditions] == [("too-hot", 2.5)]
+    assert dict(message.lifetime_counters) == {"retired_pages": 3, "xid-95": 7}
+    assert [(each.timestamp, each.code, each.tenant) for each in message.quarantines] == [
         (1.0, "xid-95", "team-a"),
         (2.0, "too-hot", ""),
     ]
-    assert [(each.timestamp, each.reset, each.by_operator) for each in told.recovery_attempts] == [
+    assert [(each.timestamp, each.reset, each.by_operator) for each in message.recovery_attempts] == [
         (1.5, True, True),
         (2.5, False, False),
     ]
@@ -345,15 +356,15 @@ def test_device_message_carries_expected_and_found_baseline_facts() -> None:
         (("pcie-width", "x8 of x16"),),
         *(900.0, "uid:7", "moved"),
     )
-    of = replace(device(0), traits=(("vbios", "2"), ("serial", "never told"), ("pci_address", "0000:0a:00.0")))
-    told = messages.device_message(DeviceView(of, replace(CLEAN, baseline=baseline))).baseline
-    assert (told.recorded_at, told.actor, told.reason) == (900.0, "uid:7", "moved")
-    assert [(each.name, each.expected, each.actual) for each in told.facts] == [
+    of = replace(device(0), traits=(("vbios", "2"), ("serial", "never sent"), ("pci_address", "0000:0a:00.0")))
+    message = messages.device_message(DeviceView(of, replace(CLEAN, baseline=baseline))).baseline
+    assert (message.recorded_at, message.actor, message.reason) == (900.0, "uid:7", "moved")
+    assert [(each.name, each.expected, each.actual) for each in message.facts] == [
         ("inforom", "G1", ""),
         ("model", of.model, of.model),
         ("vbios", "1", "2"),
     ]
-    assert [(each.name, each.expected) for each in told.accepted_conditions] == [("pcie-width", "x8 of x16")]
+    assert [(each.name, each.expected) for each in message.accepted_conditions] == [("pcie-width", "x8 of x16")]
 
 
 def test_device_without_a_baseline_has_no_baseline_facts() -> None:
@@ -372,58 +383,65 @@ def test_service_info_carries_key_audit_head_paths_and_groups() -> None:
         admin_group="ops",
         read_group="look",
     )
-    told = messages.service_info_message(info)
-    assert (told.key_id, told.public_key) == ("sha256:00", "PEM")
-    assert (told.audit_head.sequence, told.audit_head.hash) == (7, "00ff")
-    assert dict(told.paths) == {"state": "/var/lib/scrubber", "cgroups": "/sys/fs/cgroup"}
-    assert (told.policy_rejection, told.kubelet_status, told.pid) == (
+    message = messages.service_info_message(info)
+    assert (message.key_id, message.public_key) == ("sha256:00", "PEM")
+    assert (message.audit_head.sequence, message.audit_head.hash) == (7, "00ff")
+    assert dict(message.paths) == {"state": "/var/lib/scrubber", "cgroups": "/sys/fs/cgroup"}
+    assert (message.policy_rejection, message.kubelet_status, message.pid) == (
         "mine.yaml:2: no",
         "It lists nothing.",
         os.getpid(),
     )
-    assert (told.admin_group, told.read_group) == ("ops", "look")
+    assert (message.admin_group, message.read_group) == ("ops", "look")
 
 
-@pytest.mark.parametrize("standing", list(CertificateStatus))
-def test_certificate_message_contains_the_signed_bytes(standing: CertificateStatus) -> None:
+@pytest.mark.parametrize("status", list(CertificateStatus))
+def test_certificate_message_contains_the_signed_bytes(status: CertificateStatus) -> None:
     key = EphemeralKey()
     signed = replace(sign_certificate(CERTIFICATE, key.key_id, key.sign), next_grant=3)
-    told = messages.signed_certificate_message(CertificateView(signed, standing))
-    assert verify_signature(key.public_key, told.payload, told.certificate.signature)
-    assert parse_statement(told.payload) == CERTIFICATE
-    assert (told.certificate.key_id, told.certificate.next_grant, told.status) == (key.key_id, 3, standing.value)
+    message = messages.signed_certificate_message(CertificateView(signed, status))
+    assert verify_signature(key.public_key, message.payload, message.certificate.signature)
+    assert parse_statement(message.payload) == CERTIFICATE
+    assert (message.certificate.key_id, message.certificate.next_grant, message.status) == (key.key_id, 3, status.value)
 
 
 def test_certificate_from_before_signing_keys_has_no_signature() -> None:
-    told = messages.signed_certificate_message(CertificateView(CERTIFICATE, CertificateStatus.VOIDED))
-    assert (told.certificate.key_id, told.certificate.signature) == ("", b"")
-    assert told.payload
+    message = messages.signed_certificate_message(CertificateView(CERTIFICATE, CertificateStatus.VOIDED))
+    assert (message.certificate.key_id, message.certificate.signature) == ("", b"")
+    assert message.payload
 
 
 def test_audit_page_message_carries_rows_in_their_hashed_form() -> None:
     row = AuditRow(8, 9.25, "scrub.finished", "GPU-a0", "s1", "uid:7", '{"reason":"\\ud800"}', "00", "ff")
     of_the_node = AuditRow(9, 9.5, "service.started", None, None, "service", "{}", "ff", "0f")
-    told = messages.audit_page_message(TrailPage(AuditHead(7, "00"), AuditHead(9, "0f"), (row, of_the_node)))
-    assert (told.pruned.sequence, told.pruned.hash, told.head.sequence, told.head.hash) == (7, "00", 9, "0f")
-    for each, shown in zip((row, of_the_node), told.rows, strict=True):
+    message = messages.audit_page_message(AuditLogPage(AuditHead(7, "00"), AuditHead(9, "0f"), (row, of_the_node)))
+    assert (message.pruned.sequence, message.pruned.hash, message.head.sequence, message.head.hash) == (
+        7,
+        "00",
+        9,
+        "0f",
+    )
+    for each, shown in zip((row, of_the_node), message.rows, strict=True):
         for name in (each.name for each in fields(AuditRow)):
             value = getattr(each, name)
-            there = NAMES_IN_MESSAGES.get(name, name)
-            assert (getattr(shown, there) == value) if value is not None else not shown.HasField(there)
+            message_name = NAMES_IN_MESSAGES.get(name, name)
+            assert (getattr(shown, message_name) == value) if value is not None else not shown.HasField(message_name)
 
 
 def test_scrub_message_carries_its_evidence() -> None:
     finding = Finding(Step.HOLDERS, "leftover", Severity.NOTE, "PID 7 was ended.", {"ended": 1})
     step = StepResult(Step.HOLDERS, Verdict.PASSED, 0.25, (finding,), {"walked": True}, ("other users",))
-    told = messages.scrub_message(ScrubRecord("s1", "GPU-a0", PathKind.SLOW, ScrubTrigger.RELEASE, 1.0, steps=(step,)))
-    assert (told.finished_at, told.outcome, told.trigger) == (0.0, "", "release")
-    assert json.loads(told.steps[0].measurements_json) == {"walked": True}
-    assert json.loads(told.steps[0].findings[0].evidence_json) == {"ended": 1}
-    assert list(told.steps[0].not_covered) == ["other users"]
+    message = messages.scrub_message(
+        ScrubRecord("s1", "GPU-a0", PathKind.SLOW, ScrubTrigger.RELEASE, 1.0, steps=(step,))
+    )
+    assert (message.finished_at, message.outcome, message.trigger) == (0.0, "", "release")
+    assert json.loads(message.steps[0].measurements_json) == {"walked": True}
+    assert json.loads(message.steps[0].findings[0].evidence_json) == {"ended": 1}
+    assert list(message.steps[0].not_covered) == ["other users"]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         lambda: messages.device_message(
             DeviceView(
@@ -478,8 +496,8 @@ def test_scrub_message_carries_its_evidence() -> None:
         ),
     ],
 )
-def test_process_name_that_is_not_utf8_does_not_break_an_answer(told: Callable[[], Message]) -> None:
-    assert told().SerializeToString()
+def test_process_name_that_is_not_utf8_does_not_break_an_answer(message: Callable[[], Message]) -> None:
+    assert message().SerializeToString()
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -504,22 +522,24 @@ def test_hand_over_waits_for_the_requested_time() -> None:
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf, -math.inf, 1e9])
 def test_impossible_wait_time_is_refused(seconds: float) -> None:
-    with pytest.raises(InvalidRequest, match="waits between 0 and 3600 seconds"):
+    with pytest.raises(InvalidRequest, match="wait_seconds must be between 0 and 3600"):
         messages.parse_hand_over_call(pb.HandOverRequest(device_ids=["a"], wait_seconds=seconds))
 
 
 def test_unseen_reservation_of_a_device_outside_the_request_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="names b"):
+    with pytest.raises(InvalidRequest, match="unreserved_ids contains b"):
         messages.parse_hand_over_call(pb.HandOverRequest(device_ids=["a"], unreserved_ids=["a", "b"]))
 
 
 @pytest.mark.parametrize("name", ["", "Fast", "medium"])
 def test_unknown_scrub_path_is_refused(name: str) -> None:
-    with pytest.raises(InvalidRequest, match="there are: fast, slow"):
+    with pytest.raises(InvalidRequest, match="the paths are: fast, slow"):
         messages.parse_scrub_path(name)
 
 
-@pytest.mark.parametrize(("reason", "why"), [("", "Say why"), ("  \n", "Say why"), ("x" * 501, "501 characters")])
+@pytest.mark.parametrize(
+    ("reason", "why"), [("", "A reason is required"), ("  \n", "A reason is required"), ("x" * 501, "501 characters")]
+)
 def test_operator_action_with_an_unusable_reason_is_refused(reason: str, why: str) -> None:
     for request in (
         pb.QuarantineRequest(device="0", reason=reason),

@@ -22,7 +22,7 @@ from scrubber.domain.errors import DeviceBusy, DriverTimeout, InvalidRequest, No
 from scrubber.domain.evidence import Step
 from scrubber.domain.statement import sign_certificate
 from scrubber.engine.views import CertificateStatus, CertificateView, DeviceView, ScrubUpdate
-from scrubber.ports.record import AuditHead, AuditRow, HistoryQuery, TrailPage
+from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow, HistoryQuery
 from tests.api.service import CERTIFICATE, FakeNode
 
 DEADLINE = 30.0
@@ -49,12 +49,12 @@ class OrderedNode(FakeNode):
         self.going, self.let_go = asyncio.Event(), asyncio.Event()
         self.endless = False
         self.shown: Mapping[str, str] | None = None
-        self.pages: list[TrailPage] = [TrailPage(AuditHead(), AuditHead())]
+        self.pages: list[AuditLogPage] = [AuditLogPage(AuditHead(), AuditHead())]
         self.gives_up: ScrubberError | None = None
 
     async def reset(self, device: str, reason: str, actor: str) -> AsyncIterator[ScrubUpdate]:
-        async for news in super().reset(device, reason, actor):
-            yield news
+        async for update in super().reset(device, reason, actor):
+            yield update
             if self.endless:
                 self.going.set()
                 try:
@@ -76,7 +76,7 @@ class OrderedNode(FakeNode):
             status=CertificateStatus.CONSUMED,
         )
 
-    async def audit(self, after: int) -> AsyncIterator[TrailPage]:
+    async def audit(self, after: int) -> AsyncIterator[AuditLogPage]:
         self._note(("audit", after))
         for page in self.pages:
             yield page
@@ -112,13 +112,13 @@ async def test_reset_is_followed_to_its_end_with_actor_and_reason(node: OrderedN
     assert updates[0].progress.step == Step.RESET.value
     assert not updates[0].progress.joined
     assert (updates[1].result.scrub.outcome, updates[1].result.device.id) == ("passed", "GPU-a1")
-    assert node.asked == [("reset", "GPU-a1", "hangs, ticket 4711", ACTOR)]
+    assert node.requests == [("reset", "GPU-a1", "hangs, ticket 4711", ACTOR)]
 
 
 @pytest.mark.parametrize(
     "refusal",
     [
-        DeviceBusy("Device 0 (GPU-a0) is in use by team-a/trainer: wait until that is over."),
+        DeviceBusy("Device 0 (GPU-a0) is in use by team-a/trainer: wait until that has ended."),
         Refused("Device GPU-a0 cannot be reset here: it is a virtual machine."),
         DriverTimeout("The driver did not answer."),
     ],
@@ -127,9 +127,9 @@ async def test_refused_reset_gives_the_operator_the_reason(
     refusal: ScrubberError, node: OrderedNode, admin: AdminClient
 ) -> None:
     node.failure = refusal
-    with pytest.raises(type(refusal)) as told:
+    with pytest.raises(type(refusal)) as raised:
         await anext(admin.reset("0", "hangs"))
-    assert str(told.value) == str(refusal)
+    assert str(raised.value) == str(refusal)
 
 
 async def test_caller_that_stops_following_releases_its_subscription_at_once(
@@ -147,12 +147,12 @@ async def test_caller_that_stops_following_releases_its_subscription_at_once(
 @pytest.mark.parametrize(
     ("device", "reason", "why"),
     [
-        ("0", "", "Say why"),
-        ("0", " \n", "Say why"),
+        ("0", "", "A reason is required"),
+        ("0", " \n", "A reason is required"),
         ("0", "x" * 501, "501 characters"),
         ("9", "why", "this node has: 0"),
         ("", "why", "No device"),
-        ("GPU-", "why", "write more of it"),
+        ("GPU-", "why", "use a longer one"),
     ],
 )
 async def test_incomplete_operator_action_never_reaches_the_engine(
@@ -160,7 +160,7 @@ async def test_incomplete_operator_action_never_reaches_the_engine(
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
         await (anext(admin.reset(device, reason)) if act == "reset" else admin.accept_baseline(device, reason))
-    assert node.asked == []
+    assert node.requests == []
 
 
 @pytest.mark.parametrize("method", ["Reset", "AcceptBaseline"])
@@ -170,11 +170,11 @@ async def test_operator_actions_are_accepted_on_the_admin_socket_alone(
 ) -> None:
     request = pb.ResetRequest(device="0", reason="why").SerializeToString()
     async with grpc.aio.insecure_channel(grpc_target(Sockets(short_tmp / "s").path(purpose))) as channel:
-        ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/scrubber.v1.Admin/{method}")
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/scrubber.v1.Admin/{method}")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await ask(request, timeout=DEADLINE)
+            await call(request, timeout=DEADLINE)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert node.asked == []
+    assert node.requests == []
 
 
 # -- a baseline --------------------------------------------------------------------------------------------------------
@@ -187,10 +187,10 @@ async def test_baseline_acceptance_records_actor_and_reason_and_returns_the_devi
     await node.show(
         d0=replace(node.record(0), baseline=Baseline(baseline_facts(of), at=900.0, actor=ACTOR, reason="new"))
     )
-    told = (await admin.accept_baseline("0", " new VBIOS ")).device
-    assert node.asked == [("accept-baseline", "GPU-a0", "new VBIOS", ACTOR)]
-    assert (told.id, told.baseline.actor, told.baseline.reason) == ("GPU-a0", ACTOR, "new")
-    assert [(each.name, each.expected, each.actual) for each in told.baseline.facts] == [
+    accepted = (await admin.accept_baseline("0", " new VBIOS ")).device
+    assert node.requests == [("accept-baseline", "GPU-a0", "new VBIOS", ACTOR)]
+    assert (accepted.id, accepted.baseline.actor, accepted.baseline.reason) == ("GPU-a0", ACTOR, "new")
+    assert [(each.name, each.expected, each.actual) for each in accepted.baseline.facts] == [
         ("model", of.model, of.model),
     ]
 
@@ -215,31 +215,35 @@ async def test_baseline_acceptance_for_an_unresponsive_device_is_refused_with_th
 
 
 async def test_exported_certificate_contains_the_signed_bytes_and_verifies(node: OrderedNode, read: ReadClient) -> None:
-    told = await read.certificate(CERTIFICATE.id)
-    assert verify_signature(node.key.public_key, told.payload, told.certificate.signature)
-    assert not verify_signature(EphemeralKey().public_key, told.payload, told.certificate.signature)
-    assert (told.certificate.id, told.certificate.key_id, told.status) == (CERTIFICATE.id, node.key.key_id, "consumed")
+    exported = await read.certificate(CERTIFICATE.id)
+    assert verify_signature(node.key.public_key, exported.payload, exported.certificate.signature)
+    assert not verify_signature(EphemeralKey().public_key, exported.payload, exported.certificate.signature)
+    assert (exported.certificate.id, exported.certificate.key_id, exported.status) == (
+        CERTIFICATE.id,
+        node.key.key_id,
+        "consumed",
+    )
 
 
-@pytest.mark.parametrize(("name", "why"), [("", "Say which certificate"), ("cert-x", "no certificate cert-x")])
+@pytest.mark.parametrize(("name", "why"), [("", "A certificate id is required"), ("cert-x", "no certificate cert-x")])
 async def test_unknown_certificate_is_an_error(name: str, why: str, read: ReadClient) -> None:
     with pytest.raises(InvalidRequest, match=why):
         await read.certificate(name)
 
 
-# -- the audit trail ---------------------------------------------------------------------------------------------------
+# -- the audit log ---------------------------------------------------------------------------------------------------
 
 
 async def test_audit_is_read_page_by_page_as_stored(node: OrderedNode, read: ReadClient) -> None:
     node.pages = [
-        TrailPage(AuditHead(), AuditHead(5, "ff"), ROWS[:3]),
-        TrailPage(AuditHead(), AuditHead(5, "ff"), ROWS[3:]),
+        AuditLogPage(AuditHead(), AuditHead(5, "ff"), ROWS[:3]),
+        AuditLogPage(AuditHead(), AuditHead(5, "ff"), ROWS[3:]),
     ]
     pages = [page async for page in read.audit_pages()]
     assert [(page.pruned.sequence, page.head.sequence, page.head.hash) for page in pages] == [(0, 5, "ff")] * 2
     rows = [row for page in pages for row in page.rows]
     assert [(row.sequence, row.fields) for row in rows] == [(each.sequence, each.fields) for each in ROWS]
-    assert node.asked == [("audit", 0)]
+    assert node.requests == [("audit", 0)]
 
 
 async def test_empty_audit_is_one_page_with_its_heads(read: ReadClient) -> None:
@@ -249,11 +253,11 @@ async def test_empty_audit_is_one_page_with_its_heads(read: ReadClient) -> None:
 
 async def test_start_row_of_an_audit_read_reaches_the_engine(node: OrderedNode, read: ReadClient) -> None:
     _ = [page async for page in read.audit_pages(41)]
-    assert node.asked == [("audit", 41)]
+    assert node.requests == [("audit", 41)]
 
 
 async def test_audit_rows_pruned_during_a_read_are_reported_not_skipped(node: OrderedNode, read: ReadClient) -> None:
-    node.pages = [TrailPage(AuditHead(), AuditHead(5, "ff"), ROWS[:3])]
+    node.pages = [AuditLogPage(AuditHead(), AuditHead(5, "ff"), ROWS[:3])]
     node.gives_up = NotReady("Rows were given up while they were read: ask again.")
     with pytest.raises(NotReady, match="ask again"):
         _ = [page async for page in read.audit_pages()]
@@ -261,7 +265,9 @@ async def test_audit_rows_pruned_during_a_read_are_reported_not_skipped(node: Or
 
 async def test_history_is_filtered_by_tenant_and_outcome(node: OrderedNode, read: ReadClient) -> None:
     await read.history("0", tenant="team-a", outcome="failed")
-    assert node.asked == [HistoryQuery("GPU-a0", None, 101, "team-a", "failed")], "one more, to know whether there is"
+    assert node.requests == [HistoryQuery("GPU-a0", None, 101, "team-a", "failed")], (
+        "one more, to know whether there is"
+    )
 
 
 # -- the running service -----------------------------------------------------------------------------------------------
@@ -274,8 +280,8 @@ async def test_service_info_contains_the_service_pid(read: ReadClient) -> None:
 async def test_older_service_without_a_method_reports_the_missing_method(node: OrderedNode, short_tmp: Path) -> None:
     """What a newer command receives: the status code distinguishes it from a service that is unavailable."""
     async with grpc.aio.insecure_channel(grpc_target(Sockets(short_tmp / "s").path(Purpose.READ))) as channel:
-        ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/scrubber.v1.Read/GetTheMoon")
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/scrubber.v1.Read/GetTheMoon")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await ask(b"", timeout=DEADLINE)
+            await call(b"", timeout=DEADLINE)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "There is no method" in str(refused.value.details())
+    assert "Unknown method" in str(refused.value.details())

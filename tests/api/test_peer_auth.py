@@ -80,7 +80,7 @@ def test_refused_caller_learns_which_users_are_authorized() -> None:
 def test_directory_too_long_for_its_sockets_is_refused_before_binding() -> None:
     fits = Path("/" + "d" * (MAX_SOCKET_PATH_BYTES - len("/door/a4294967295-ffff") - 1))
     assert len(os.fsencode(Sockets(fits).path(Purpose.PLUGIN))) <= MAX_SOCKET_PATH_BYTES
-    with pytest.raises(InvalidConfiguration, match=r"has 86 bytes, and 85 leave room.*--socket-dir"):
+    with pytest.raises(InvalidConfiguration, match=r"has 86 bytes; at most 85 leave room.*--socket-dir"):
         Sockets(fits.with_name(fits.name + "d"))
 
 

@@ -56,39 +56,39 @@ async def node(short_tmp: Path, log: LogCapture) -> AsyncIterator[FakeNode]:
 async def refusal(sockets: Path, purpose: Purpose, method: str, request: bytes = b"") -> grpc.aio.AioRpcError:
     """Return the error with which the socket for ``purpose`` answers raw bytes."""
     async with grpc.aio.insecure_channel(grpc_target(Sockets(sockets).path(purpose))) as channel:
-        ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+        call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
         try:
-            answer = await anext(aiter(ask(request, timeout=DEADLINE)))
+            answer = await anext(aiter(call(request, timeout=DEADLINE)))
         except grpc.aio.AioRpcError as error:
             return error
     raise AssertionError(f"{method} answered {answer!r}")
 
 
-def told(error: grpc.aio.AioRpcError) -> dict[str, str | bytes]:
+def metadata(error: grpc.aio.AioRpcError) -> dict[str, str | bytes]:
     return dict(error.trailing_metadata() or ())
 
 
 @pytest.mark.parametrize(
-    ("asked", "method", "served"),
+    ("called", "method", "served"),
     [
-        (asked, method, served)
-        for asked in Purpose
+        (called, method, served)
+        for called in Purpose
         for served, methods in METHODS.items()
         for method in methods
-        if asked is not served
+        if called is not served
     ],
 )
 async def test_caller_on_the_wrong_socket_is_directed_to_the_right_one(
-    asked: Purpose, method: str, served: Purpose, node: FakeNode, short_tmp: Path
+    called: Purpose, method: str, served: Purpose, node: FakeNode, short_tmp: Path
 ) -> None:
-    error = await refusal(short_tmp / "s", asked, f"/{served.service}/{method}")
+    error = await refusal(short_tmp / "s", called, f"/{served.service}/{method}")
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
     assert error.details() == (
-        f"{served.capitalize()}.{method} is not served on the {asked} socket; "
-        f"ask on {served}/{served}.sock, in the same directory."
+        f"{served.capitalize()}.{method} is not served on the {called} socket; "
+        f"use {served}/{served}.sock in the same directory."
     )
-    assert told(error) == {"scrubber-error": "PermissionDenied", "scrubber-code": "wrong-socket"}
-    assert node.asked == []
+    assert metadata(error) == {"scrubber-error": "PermissionDenied", "scrubber-code": "wrong-socket"}
+    assert node.requests == []
 
 
 def test_wrong_socket_tests_cover_every_method() -> None:
@@ -99,7 +99,7 @@ def test_wrong_socket_tests_cover_every_method() -> None:
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
-@pytest.mark.parametrize("method", ["/scrubber.v1.Plugin/ClearNow", "/nobody.v1.Knows/This", "/nonsense"])
+@pytest.mark.parametrize("method", ["/scrubber.v1.Plugin/ClearNow", "/unknown.v1.Service/Call", "/nonsense"])
 async def test_unknown_method_is_refused_by_name(
     purpose: Purpose, method: str, node: FakeNode, short_tmp: Path
 ) -> None:
@@ -117,8 +117,8 @@ async def test_garbage_request_is_refused_and_the_server_keeps_running(
 ) -> None:
     error = await refusal(short_tmp / "s", purpose, f"/{purpose.service}/{method}", GARBAGE)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "no message of this method" in (error.details() or "")
-    assert node.asked == []
+    assert "cannot be decoded as a message of this method" in (error.details() or "")
+    assert node.requests == []
     async with ReadClient(short_tmp / "s") as read:
         assert len((await read.devices()).devices) == 2
 

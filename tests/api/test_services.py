@@ -59,9 +59,9 @@ async def admin(node: FakeNode, short_tmp: Path) -> AsyncIterator[AdminClient]:
 
 
 async def test_snapshot_is_the_current_state(node: FakeNode, plugin: PluginClient) -> None:
-    told = await plugin.snapshot(DEADLINE)
-    assert (told.version, told.ready, told.epoch) == (1, True, "epoch-1")
-    assert [each.id for each in told.devices] == ["GPU-a0", "GPU-a1"]
+    current = await plugin.snapshot(DEADLINE)
+    assert (current.version, current.ready, current.epoch) == (1, True, "epoch-1")
+    assert [each.id for each in current.devices] == ["GPU-a0", "GPU-a1"]
 
 
 async def test_watcher_receives_the_current_state_and_then_every_relevant_change(
@@ -76,9 +76,9 @@ async def test_watcher_receives_the_current_state_and_then_every_relevant_change
         unseen = await node.show(d0=replace(node.record(0), rests_on="cert-0"))
         assert (await anext(lists)).version == unseen, "operators see every change"
         version = await node.show(d0=replace(node.record(0), hygiene=Hygiene.CLEAN, certificate=CERTIFICATE))
-        told = await anext(snapshots)
-    assert told.version == version, "the change before does not concern the plugin"
-    assert [each.certified for each in told.devices] == [True, False]
+        received = await anext(snapshots)
+    assert received.version == version, "the change before does not concern the plugin"
+    assert [each.certified for each in received.devices] == [True, False]
 
 
 async def test_quarantined_device_is_not_advertised(node: FakeNode, plugin: PluginClient) -> None:
@@ -127,13 +127,13 @@ async def test_device_list_is_not_ready_before_every_device_was_checked(
 ) -> None:
     """An empty list would mean that the node has no devices, and an unknown name that there is no such device."""
     await node.show(ready=False)
-    with pytest.raises(NotReady, match="has not looked at every device yet"):
+    with pytest.raises(NotReady, match="has not inspected every device yet"):
         await read.devices()
-    with pytest.raises(NotReady, match="has not looked at every device yet"):
+    with pytest.raises(NotReady, match="has not inspected every device yet"):
         await anext(read.watch_devices())
-    with pytest.raises(NotReady, match="has not looked at every device yet"):
+    with pytest.raises(NotReady, match="has not inspected every device yet"):
         await admin.quarantine("GPU-a0", "it looks odd")
-    assert node.asked == []
+    assert node.requests == []
     await read.history()  # the audit is available before the devices are
     await node.show(ready=True)
     assert len((await read.devices()).devices) == 2
@@ -152,14 +152,14 @@ async def test_slow_watcher_skips_versions_and_ends_at_the_newest(node: FakeNode
 async def test_reservation_reaches_the_engine(node: FakeNode, plugin: PluginClient) -> None:
     answer = await plugin.reserve(["GPU-a1"], DEADLINE)
     assert list(answer.scrubs_started) == ["scrub-GPU-a1"]
-    assert node.asked == [("reserve", "GPU-a1")]
+    assert node.requests == [("reserve", "GPU-a1")]
 
 
 async def test_resource_name_and_resource_mapping_reach_the_engine(node: FakeNode, plugin: PluginClient) -> None:
     await plugin.announce("vendor.dev/gpu", {"0": "GPU-a0", "1": "GPU-a1"}, DEADLINE)
     await plugin.reserve(["GPU-a1"], DEADLINE, resource="vendor.dev/gpu")
     await plugin.hand_over(["GPU-a0"], wait_seconds=2, resource="vendor.dev/gpu", timeout=DEADLINE)
-    assert node.asked == [
+    assert node.requests == [
         ("announce", "vendor.dev/gpu", {"0": "GPU-a0", "1": "GPU-a1"}),
         ("reserve", "vendor.dev/gpu", "GPU-a1"),
         HandOverCall(("GPU-a0",), 2.0, frozenset(), "vendor.dev/gpu"),
@@ -170,7 +170,7 @@ async def test_hand_over_reaches_the_engine_and_returns_its_grants(node: FakeNod
     answer = await plugin.hand_over(
         ["GPU-a0", "GPU-a1"], wait_seconds=2.5, reserved_unseen=["GPU-a1"], timeout=DEADLINE
     )
-    assert node.asked == [HandOverCall(("GPU-a0", "GPU-a1"), 2.5, frozenset({"GPU-a1"}))]
+    assert node.requests == [HandOverCall(("GPU-a0", "GPU-a1"), 2.5, frozenset({"GPU-a1"}))]
     assert [(each.id, each.grant, each.path, each.certificate_id, each.hand_over_kind) for each in answer.devices] == [
         ("GPU-a0", 1, "slow", "cert-1", "other-tenant"),
         ("GPU-a1", 2, "slow", "cert-1", "other-tenant"),
@@ -220,13 +220,13 @@ async def test_refusal_without_a_public_message_refers_to_the_service_log(node: 
     node.failure = Quarantined("team-a/trainer broke GPU-a0.")
     with pytest.raises(Quarantined) as refused:
         await plugin.reserve(["GPU-a0"], DEADLINE)
-    assert refused.value.public_message == "The scrub service refused; its log on the node says why."
+    assert refused.value.public_message == "The scrub service refused the request; see its log on the node."
 
 
 async def test_impossible_wait_time_never_reaches_the_engine(node: FakeNode, plugin: PluginClient) -> None:
     with pytest.raises(InvalidRequest):
         await plugin.hand_over(["GPU-a0"], wait_seconds=-1, timeout=DEADLINE)
-    assert node.asked == []
+    assert node.requests == []
 
 
 # -- the read socket ---------------------------------------------------------------------------------------------------
@@ -234,17 +234,17 @@ async def test_impossible_wait_time_never_reaches_the_engine(node: FakeNode, plu
 
 async def test_devices_are_listed(node: FakeNode, read: ReadClient) -> None:
     await node.show(d0=replace(node.record(0), hygiene=Hygiene.CLEAN, certificate=CERTIFICATE))
-    told = await read.devices()
-    assert [(each.id, each.state) for each in told.devices] == [("GPU-a0", "clean"), ("GPU-a1", "dirty")]
-    assert told.devices[0].certificate.id == "cert-1"
+    listed = await read.devices()
+    assert [(each.id, each.state) for each in listed.devices] == [("GPU-a0", "clean"), ("GPU-a1", "dirty")]
+    assert listed.devices[0].certificate.id == "cert-1"
 
 
 async def test_service_info_reports_version_and_ledger_health(node: FakeNode, read: ReadClient) -> None:
     node.ledger = "The disk is full."
-    told = await read.service_info()
-    assert (told.node_name, told.boot_id, told.driver_version, told.backend) == ("node-1", "boot-1", "sim-1", "sim")
-    assert (told.policy, told.policy_digest, told.enforcement) == ("default", "d1", "enforce")
-    assert (told.ledger_status, told.epoch) == ("The disk is full.", "epoch-1")
+    info = await read.service_info()
+    assert (info.node_name, info.boot_id, info.driver_version, info.backend) == ("node-1", "boot-1", "sim-1", "sim")
+    assert (info.policy, info.policy_digest, info.enforcement) == ("default", "d1", "enforce")
+    assert (info.ledger_status, info.epoch) == ("The disk is full.", "epoch-1")
 
 
 async def test_open_breaker_is_reported_in_the_service_info(node: FakeNode, read: ReadClient) -> None:
@@ -254,29 +254,29 @@ async def test_open_breaker_is_reported_in_the_service_info(node: FakeNode, read
         resets_stopped_until=1234.5,
         soft_signals_stopped_reason="2 of 8 are out.",
     )
-    told = (await read.service_info()).breaker
-    assert (told.resets_stopped_reason, told.resets_stopped_until, told.soft_quarantines_stopped_reason) == (
+    breaker = (await read.service_info()).breaker
+    assert (breaker.resets_stopped_reason, breaker.resets_stopped_until, breaker.soft_quarantines_stopped_reason) == (
         "8 resets in an hour.",
         1234.5,
         "2 of 8 are out.",
     )
 
 
-async def test_history_is_the_audit_trail_newest_first(node: FakeNode, read: ReadClient) -> None:
+async def test_history_is_the_audit_log_newest_first(node: FakeNode, read: ReadClient) -> None:
     node.remember("handover.granted", "GPU-a0", seconds=0.5)
     node.remember("scrub.finished", "GPU-a1")
-    told = await read.history()
-    assert [(each.sequence, each.event, each.device_id) for each in told.entries] == [
+    response = await read.history()
+    assert [(each.sequence, each.event, each.device_id) for each in response.entries] == [
         (2, "scrub.finished", "GPU-a1"),
         (1, "handover.granted", "GPU-a0"),
     ]
-    assert told.entries[1].fields_json == '{"seconds": 0.5}'
+    assert response.entries[1].fields_json == '{"seconds": 0.5}'
 
 
 @pytest.mark.parametrize("name", ["GPU-a1", "1"])
 async def test_history_of_a_device_is_found_by_any_of_its_names(name: str, node: FakeNode, read: ReadClient) -> None:
     await read.history(name, since=900.0, limit=5)
-    assert node.asked == [HistoryQuery("GPU-a1", 900.0, 6)], "one more, to know whether there is"
+    assert node.requests == [HistoryQuery("GPU-a1", 900.0, 6)], "one more, to know whether there is"
 
 
 async def test_history_of_a_removed_device_is_found_by_its_id(node: FakeNode, read: ReadClient) -> None:
@@ -285,7 +285,7 @@ async def test_history_of_a_removed_device_is_found_by_its_id(node: FakeNode, re
 
 
 async def test_history_of_an_unknown_device_is_an_error(node: FakeNode, read: ReadClient) -> None:
-    with pytest.raises(InvalidRequest, match="No device is called 'GPU-x'"):
+    with pytest.raises(InvalidRequest, match="No device matches 'GPU-x'"):
         await read.history("GPU-x")
 
 
@@ -295,8 +295,8 @@ async def test_history_since_a_non_finite_time_is_refused(since: float, node: Fa
         await read.history(since=since)
 
 
-def sequences(told: pb.GetHistoryResponse) -> list[int]:
-    return [each.sequence for each in told.entries]
+def sequences(response: pb.GetHistoryResponse) -> list[int]:
+    return [each.sequence for each in response.entries]
 
 
 def happen(node: FakeNode, many: int, device: str = "GPU-a0", **fields: str) -> None:
@@ -305,7 +305,7 @@ def happen(node: FakeNode, many: int, device: str = "GPU-a0", **fields: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("limit", "before", "told", "next_before"),
+    ("limit", "before", "expected", "next_before"),
     [
         (2, 0, [5, 4], 4),
         (2, 4, [3, 2], 2),
@@ -317,17 +317,17 @@ def happen(node: FakeNode, many: int, device: str = "GPU-a0", **fields: str) -> 
     ],
 )
 async def test_history_page_names_the_start_of_the_next_page(
-    limit: int, before: int, told: list[int], next_before: int, node: FakeNode, read: ReadClient
+    limit: int, before: int, expected: list[int], next_before: int, node: FakeNode, read: ReadClient
 ) -> None:
     happen(node, 5)
     page = await read.history(limit=limit, before=before)
-    assert (sequences(page), page.next_before_sequence) == (told, next_before)
+    assert (sequences(page), page.next_before_sequence) == (expected, next_before)
 
 
 async def test_client_fetches_as_many_bounded_pages_as_requested(node: FakeNode, read: ReadClient) -> None:
     happen(node, 2300)
     assert sequences(await read.history(limit=2200)) == [*range(2300, 100, -1)]
-    assert [(each.limit, each.before) for each in node.asked if isinstance(each, HistoryQuery)] == [
+    assert [(each.limit, each.before) for each in node.requests if isinstance(each, HistoryQuery)] == [
         (1001, None),
         (1001, 1301),
         (201, 301),
@@ -338,7 +338,7 @@ async def test_client_fetches_as_many_bounded_pages_as_requested(node: FakeNode,
 
 
 async def test_history_request_for_more_than_one_page_is_refused(read: ReadClient) -> None:
-    with pytest.raises(InvalidRequest, match="At most 1000"):
+    with pytest.raises(InvalidRequest, match="at most 1000 history entries"):
         await read._call(read._stub.GetHistory(pb.GetHistoryRequest(limit=1001)))
 
 
@@ -354,7 +354,7 @@ async def test_audit_row_too_large_for_a_message_is_named_with_the_option_that_o
 ) -> None:
     happen(node, 1)
     happen(node, 1, why="x" * (5 << 20))
-    with pytest.raises(InvalidRequest, match="Row 2 is too large for an answer: --before 2 leaves it out"):
+    with pytest.raises(InvalidRequest, match="Row 2 is too large for a response; skip it with --before 2"):
         await read.history()
     assert sequences(await read.history(before=2)) == [1]
 
@@ -363,15 +363,15 @@ async def test_history_query_deduplicates_events(node: FakeNode, read: ReadClien
     node.remember("health.quarantined", "GPU-a0")
     node.remember("scrub.finished", "GPU-a0")
     node.remember("scrub.started", "GPU-a0")
-    told = await read.history(events=["health.", "scrub.finished", "health."])
-    assert sequences(told) == [2, 1]
-    assert [each.events for each in node.asked if isinstance(each, HistoryQuery)] == [("health.", "scrub.finished")]
+    history = await read.history(events=["health.", "scrub.finished", "health."])
+    assert sequences(history) == [2, 1]
+    assert [each.events for each in node.requests if isinstance(each, HistoryQuery)] == [("health.", "scrub.finished")]
 
 
 async def test_unknown_event_is_refused_even_beside_a_known_one(node: FakeNode, read: ReadClient) -> None:
-    with pytest.raises(InvalidRequest, match=r'no event "scrub.done"; there are: scrub.finished, scrub.started'):
+    with pytest.raises(InvalidRequest, match=r'no event "scrub.done". Similar events: scrub.finished, scrub.started'):
         await read.history(events=["health.quarantined", "scrub.done"])
-    assert node.asked == []
+    assert node.requests == []
 
 
 async def test_history_of_a_removed_device_may_be_empty_after_filtering(node: FakeNode, read: ReadClient) -> None:
@@ -383,7 +383,7 @@ async def test_history_of_a_removed_device_is_followed_to_its_last_page(node: Fa
     happen(node, 3, device="GPU-gone")
     assert sequences(await read.history("GPU-gone", limit=2)) == [3, 2]
     assert sequences(await read.history("GPU-gone", before=1)) == [], "it was there, and has nothing older"
-    with pytest.raises(InvalidRequest, match="No device is called 'GPU-x'"):
+    with pytest.raises(InvalidRequest, match="No device matches 'GPU-x'"):
         await read.history("GPU-x", before=1)
 
 
@@ -408,7 +408,7 @@ async def test_scrub_is_followed_to_its_end(node: FakeNode, admin: AdminClient) 
 
 async def test_scrub_request_reaches_the_engine_with_its_actor(node: FakeNode, admin: AdminClient) -> None:
     _ = [each async for each in admin.scrub("GPU-a0", "fast")]
-    assert node.asked == [("scrub", "GPU-a0", evidence.PathKind.FAST, _own_actor())]
+    assert node.requests == [("scrub", "GPU-a0", evidence.PathKind.FAST, _own_actor())]
 
 
 async def test_refused_scrub_gives_the_operator_the_reason(node: FakeNode, admin: AdminClient) -> None:
@@ -421,7 +421,7 @@ async def test_quarantine_and_its_release_carry_reason_and_actor(node: FakeNode,
     answer = await admin.quarantine("0", " looks odd ")
     assert answer.device.id == "GPU-a0"
     await admin.unquarantine("GPU-a1", "looked at it")
-    assert node.asked == [
+    assert node.requests == [
         ("quarantine", "GPU-a0", "looks odd", _own_actor()),
         ("unquarantine", "GPU-a1", "looked at it", _own_actor()),
     ]
@@ -433,7 +433,7 @@ async def test_break_glass_override_has_duration_reason_and_actor(node: FakeNode
     assert broken.break_glass.actor == _own_actor()
     ended = (await admin.break_glass("GPU-a0", 0, "it held")).device
     assert not ended.HasField("break_glass")
-    assert node.asked == [
+    assert node.requests == [
         ("break-glass", "GPU-a0", 1800.0, "a deadline", _own_actor()),
         ("break-glass", "GPU-a0", 0.0, "it held", _own_actor()),
     ]
@@ -448,13 +448,13 @@ async def test_break_glass_override_has_duration_reason_and_actor(node: FakeNode
         ("0", -1.0, "why", "between 0"),
         ("0", 7 * 86400 + 1.0, "why", "604800 seconds"),
         ("0", 1e300, "why", "604800 seconds"),
-        ("0", 60.0, "", "Say why"),
-        ("0", 60.0, " \n", "Say why"),
-        ("0", 0.0, "", "Say why"),
+        ("0", 60.0, "", "A reason is required"),
+        ("0", 60.0, " \n", "A reason is required"),
+        ("0", 0.0, "", "A reason is required"),
         ("0", 60.0, "x" * 501, "501 characters"),
         ("9", 60.0, "why", "this node has: 0"),
         ("", 60.0, "why", "No device"),
-        ("GPU-", 60.0, "why", "write more of it"),
+        ("GPU-", 60.0, "why", "use a longer one"),
     ],
 )
 async def test_incomplete_break_glass_request_never_reaches_the_engine(
@@ -462,7 +462,7 @@ async def test_incomplete_break_glass_request_never_reaches_the_engine(
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
         await admin.break_glass(device, seconds, reason)
-    assert node.asked == []
+    assert node.requests == []
 
 
 @pytest.mark.parametrize("seconds", [7 * 86400.0, 0.001])
@@ -472,22 +472,22 @@ async def test_break_glass_duration_limit_is_decided_by_the_engine(
     node.failure = InvalidRequest("The policy allows 4 hours.")
     with pytest.raises(InvalidRequest, match="4 hours"):
         await admin.break_glass("0", seconds, "why")
-    assert len(node.asked) == 1
+    assert len(node.requests) == 1
 
 
-@pytest.mark.parametrize(("name", "why"), [("9", "this node has: 0"), ("", "No device"), ("GPU-", "write more of it")])
+@pytest.mark.parametrize(("name", "why"), [("9", "this node has: 0"), ("", "No device"), ("GPU-", "use a longer one")])
 async def test_ambiguous_or_unknown_device_name_is_refused(
     name: str, why: str, node: FakeNode, admin: AdminClient
 ) -> None:
     with pytest.raises(InvalidRequest, match=why):
         await admin.quarantine(name, "a reason")
-    assert node.asked == []
+    assert node.requests == []
 
 
 async def test_unknown_scrub_path_is_refused(node: FakeNode, admin: AdminClient) -> None:
-    with pytest.raises(InvalidRequest, match="there are: fast, slow"):
+    with pytest.raises(InvalidRequest, match="the paths are: fast, slow"):
         await anext(admin.scrub("0", "thorough"))
-    assert node.asked == []
+    assert node.requests == []
 
 
 # -- the clients -------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_error_reaches_a_tenant_with_the_public_message_only(kind: type[Scrubber
     ],
 )
 def test_grpc_status_states_whether_to_retry(kind: type[ScrubberError], code: grpc.StatusCode) -> None:
-    assert status_from_error(kind("A sentence."), public=False).code is code
+    assert status_from_error(kind("A message."), public=False).code is code
 
 
 @pytest.mark.parametrize("public", [True, False])
@@ -103,7 +103,7 @@ def test_process_name_that_is_not_utf8_does_not_break_a_refusal() -> None:
     ],
 )
 def test_grpc_library_status_becomes_a_scrubber_error(code: grpc.StatusCode, kind: type[ScrubberError]) -> None:
-    assert type(error_from_status(code, "Said the library.", (), public=True)) is kind
+    assert type(error_from_status(code, "A library's message.", (), public=True)) is kind
 
 
 def test_grpc_library_status_is_hidden_from_tenants() -> None:
@@ -113,7 +113,7 @@ def test_grpc_library_status_is_hidden_from_tenants() -> None:
 
 @pytest.mark.parametrize("name", ["Exception", "__all__", "annotations", ""])
 def test_error_metadata_can_name_nothing_but_an_error_class(name: str) -> None:
-    got = error_from_status(grpc.StatusCode.INTERNAL, "A sentence.", (("scrubber-error", name),), public=False)
+    got = error_from_status(grpc.StatusCode.INTERNAL, "A message.", (("scrubber-error", name),), public=False)
     assert type(got) is ScrubberError
 
 

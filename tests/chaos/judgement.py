@@ -1,6 +1,6 @@
 """The judgement of a soak run: every breach is one message, and an empty list means that there was none.
 
-Three independent records are compared: what tenants reported about themselves (:class:`Heard`), what the soak and its
+Three independent records are compared: what tenants reported about themselves (:class:`Message`), what the soak and its
 emulated kubelet recorded about their own actions (:class:`Facts`), and the ledger's tables, read without its code.
 Standard library only: the judge shares no code with what it judges.
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.chaos.ledger_tables import LedgerTables
 
-__all__ = ["Event", "Facts", "Heard", "PodFacts", "Stranger", "Verdict", "judge", "read_facts"]
+__all__ = ["Event", "Facts", "Message", "PodFacts", "UnauthorizedProcess", "Verdict", "judge", "read_facts"]
 
 SLACK = 5.0
 """Seconds that a container may take from the kubelet's decision to start it to its first message."""
@@ -30,7 +30,7 @@ MEANWHILE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Message:
     """One message and its sender; ``ended`` is reported by the reader itself. ``at`` is on the monotonic clock.
 
     ``what``: ``hello``, ``came`` (what was found on a device), ``wrote``, ``damaged``, ``signalled``, ``left`` (it is
@@ -91,7 +91,7 @@ class PodFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class UnauthorizedProcess:
     """A process of the node that opened a device which the service had reported as clean, at ``clean_at``."""
 
     pid: int
@@ -126,7 +126,7 @@ class Facts:
     pods: Mapping[str, PodFacts] = field(default_factory=dict)
     kubelet_starts: Sequence[float] = ()
     orders: Sequence[tuple[int, float]] = ()
-    strangers: Sequence[Stranger] = ()
+    unauthorized: Sequence[UnauthorizedProcess] = ()
     exits: Mapping[str, Sequence[int]] = field(default_factory=dict)
     waited: Sequence[str] = ()
     unsettled: Sequence[str] = ()
@@ -148,24 +148,24 @@ def read_facts(path: Path) -> Facts:
     document: dict[str, Any] = json.loads(path.read_text())
     document["events"] = [Event(**{**each, "devices": tuple(each["devices"])}) for each in document["events"]]
     document["pods"] = {uid: PodFacts(**each) for uid, each in document["pods"].items()}
-    document["strangers"] = [Stranger(**each) for each in document["strangers"]]
+    document["unauthorized"] = [UnauthorizedProcess(**each) for each in document["unauthorized"]]
     document["orders"] = [(pid, at) for pid, at in document["orders"]]
     return Facts(**document)
 
 
-def judge(heard: Sequence[Heard], facts: Facts) -> Verdict:
+def judge(messages: Sequence[Message], facts: Facts) -> Verdict:
     """Compare all records with each other."""
-    case = _Case(heard, facts)
+    case = _Case(messages, facts)
     ledger = LedgerTables(facts.ledger) if facts.ledger else None
     breaches = [
         *case.foreign_bytes(),
         *case.touched_memory(),
         *case.company(),
         *case.starts_without_the_gate(),
-        *case.ends_that_nobody_ordered(),
-        *case.signals_of_strangers(),
-        *case.tenants_that_said_nothing(),
-        *case.whoever_lives_on(),
+        *case.unordered_ends(),
+        *case.foreign_signals(),
+        *case.silent_tenants(),
+        *case.surviving_processes(),
         *case.daemons_that_ended_by_themselves(),
         *(f"waits for ever: {each}" for each in facts.waited),
         *(f"unsettled: {each}" for each in facts.unsettled),
@@ -178,11 +178,11 @@ def judge(heard: Sequence[Heard], facts: Facts) -> Verdict:
 class _Case:
     """The messages, sorted by sender and subject."""
 
-    def __init__(self, heard: Sequence[Heard], facts: Facts) -> None:
+    def __init__(self, messages: Sequence[Message], facts: Facts) -> None:
         self.facts = facts
-        self._said: defaultdict[str, list[Heard]] = defaultdict(list)
-        for each in heard:
-            self._said[each.what].append(each)
+        self._messages: defaultdict[str, list[Message]] = defaultdict(list)
+        for each in messages:
+            self._messages[each.what].append(each)
         self._events: defaultdict[str, list[Event]] = defaultdict(list)
         for event in sorted(facts.events, key=lambda event: event.at):
             self._events[event.name].append(event)
@@ -193,14 +193,16 @@ class _Case:
         for passes in self._passes.values():
             passes.sort()
         self._first_deaths = {
-            each.run: each.at for what in ("left", "ended") for each in self._said[what] if each.role == "main"
+            each.run: each.at for what in ("left", "ended") for each in self._messages[what] if each.role == "main"
         }
-        for each in self._said["left"]:
+        for each in self._messages["left"]:
             if each.role == "main":
                 self._first_deaths[each.run] = min(self._first_deaths[each.run], each.at)
-        self._left = {each.number for each in self._said["left"]}
-        self._born = {each.number: each.at for each in self._said["hello"]}
-        self._mains = sorted((each for each in self._said["hello"] if each.role == "main"), key=lambda each: each.at)
+        self._left = {each.number for each in self._messages["left"]}
+        self._born = {each.number: each.at for each in self._messages["hello"]}
+        self._mains = sorted(
+            (each for each in self._messages["hello"] if each.role == "main"), key=lambda each: each.at
+        )
         self._ungated = list(self._starts_past_the_gate())
         self._holes = {each.number: each for each in self._ungated if self._in_the_kubelets_own_hole(each.at)}
 
@@ -208,7 +210,7 @@ class _Case:
 
     def foreign_bytes(self) -> Iterator[str]:
         """A starting container finds zeros, or what the same container left."""
-        for each in self._said["came"]:
+        for each in self._messages["came"]:
             strange = int(each.facts["strange"])
             if not strange or (each.role == "main" and each.number in self._holes):
                 continue
@@ -219,7 +221,7 @@ class _Case:
 
     def touched_memory(self) -> Iterator[str]:
         """What a tenant wrote stays for as long as a process of its pod holds the device."""
-        for each in self._said["damaged"]:
+        for each in self._messages["damaged"]:
             device = each.facts["device"]
             by_the_kubelet = any(
                 device in hole.devices and hole.uid != each.uid and self._born[each.number] <= hole.at <= each.at
@@ -232,26 +234,26 @@ class _Case:
 
     def company(self) -> Iterator[str]:
         """No container is permitted to start beside one of another pod."""
-        for each in self._said["beside"]:
+        for each in self._messages["beside"]:
             if each.number not in self._holes:
                 other, pid = each.facts["other"], each.facts["other_pid"]
                 yield f"two at once: {each.who} has {each.facts['device']} beside {other} (PID {pid}) at {each.at:.3f}"
 
-    def _handed_over_meanwhile(self, stranger: Heard) -> bool:
+    def _handed_over_meanwhile(self, message: Message) -> bool:
         """Return whether a tenant may have come between the view with a clean device and the stranger's reading."""
-        seen = [each.clean_at for each in self.facts.strangers if each.pid == stranger.pid]
-        begun = min(seen, default=stranger.at) - MEANWHILE
-        device = stranger.facts["device"]
-        return any(device in main.devices and begun <= main.at <= stranger.at + MEANWHILE for main in self._mains)
+        seen = [each.clean_at for each in self.facts.unauthorized if each.pid == message.pid]
+        begun = min(seen, default=message.at) - MEANWHILE
+        device = message.facts["device"]
+        return any(device in main.devices and begun <= main.at <= message.at + MEANWHILE for main in self._mains)
 
     # -- starts ----------------------------------------------------------------------------------------------------
 
     def starts_without_the_gate(self) -> Iterator[str]:
         for each in self._ungated:
             if each.number not in self._holes:
-                yield f"no gate: {each.who} started at {each.at:.3f}, and its start was asked about by nobody"
+                yield f"no gate: {each.who} started at {each.at:.3f} without a PreStartContainer call"
 
-    def _starts_past_the_gate(self) -> Iterator[Heard]:
+    def _starts_past_the_gate(self) -> Iterator[Message]:
         """Return starts of containers with a device that did not pass the gate since the container's last start."""
         before: dict[tuple[str, str], float] = {}
         for each in self._mains:
@@ -268,27 +270,27 @@ class _Case:
         if number == 0:
             return False
         restarted = restarts[number - 1]
-        asked = [event.over for event in self._events["GetDevicePluginOptions"] if event.outcome == "OK"]
-        known = next((each for each in asked if each >= restarted), float("inf"))
+        calls = [event.over for event in self._events["GetDevicePluginOptions"] if event.outcome == "OK"]
+        known = next((each for each in calls if each >= restarted), float("inf"))
         return at - SLACK <= known
 
     # -- processes -------------------------------------------------------------------------------------------------
 
-    def ends_that_nobody_ordered(self) -> Iterator[str]:
+    def unordered_ends(self) -> Iterator[str]:
         """A process that ended without a message was killed: by the soak, by the kubelet, or rightly by the service."""
-        for each in self._said["ended"]:
+        for each in self._messages["ended"]:
             if each.number not in self._left and each.role and (why := self._unlawful(each)):
                 yield f"ended: {each.who} at {each.at:.3f}: {why}"
 
-    def _unlawful(self, end: Heard) -> str:
+    def _unlawful(self, end: Message) -> str:
         """Return why this process must not have been killed; empty if it was killed rightly."""
         if any(pid == end.pid and self._born[end.number] <= at <= end.at for pid, at in self.facts.orders):
             return ""
         if end.role == "stranger":
-            return "it is a process of the node, which nobody may end"
+            return "it is a process of the node, which must not be killed"
         pod = self.facts.pods.get(end.uid)
         if pod is None:
-            return "nobody knows its pod"
+            return "its pod is unknown"
         first_death = self._first_deaths.get(end.run, float("inf"))
         orphaned = end.role != "main" and first_death <= end.at
         if orphaned and not pod.leave_children:
@@ -307,33 +309,34 @@ class _Case:
             return ""
         return f"its pod was gone for {end.at - gone:.3f} s, and the first process of its container was not dead"
 
-    def signals_of_strangers(self) -> Iterator[str]:
-        for each in self._said["signalled"]:
+    def foreign_signals(self) -> Iterator[str]:
+        for each in self._messages["signalled"]:
             sender = int(each.facts["sender"])
             if sender not in (0, each.pid, self.facts.soak_pid):  # 0 is the kernel
                 yield f"signalled: {each.who} got signal {each.facts['number']} from PID {sender} at {each.at:.3f}"
 
-    def tenants_that_said_nothing(self) -> Iterator[str]:
+    def silent_tenants(self) -> Iterator[str]:
         """A reader without messages finds no breach, so every started container must have reported what it found."""
         words = Counter(each.container for each in self._mains)
-        found = Counter(each.number for each in self._said["came"])
+        found = Counter(each.number for each in self._messages["came"])
         for key, starts in Counter((event.uid, event.container) for event in self._events["ContainerStarted"]).items():
             pod = self.facts.pods.get(key[0])
             cut_short = pod is None or pod.deleted is not None or pod.forced is not None or pod.turned_away
             if words[key] < starts and not cut_short:
-                yield f"unheard: {key[1]} of {pod.name if pod else key[0]} started {starts} times, {words[key]} were heard"
-        ended = {each.number for each in self._said["ended"]} - self._left
+                name = pod.name if pod else key[0]
+                yield f"no report: {key[1]} of {name} started {starts} times and reported {words[key]} times"
+        ended = {each.number for each in self._messages["ended"]} - self._left
         for each in self._mains:
             if found[each.number] < len(each.devices) and each.number not in ended:
-                yield f"unheard: {each.who} did not say what it found"
+                yield f"no report: {each.who} did not report what it found"
         for event in self._events["ContainerDied"]:
             if event.outcome == "1":
-                yield f"unheard: a tenant of pod {event.uid} failed by itself at {event.at:.3f}"
+                yield f"no report: a tenant of pod {event.uid} failed by itself at {event.at:.3f}"
 
-    def whoever_lives_on(self) -> Iterator[str]:
+    def surviving_processes(self) -> Iterator[str]:
         """At the end no pod and no process of any pod is left."""
-        ended = {each.number for each in self._said["ended"]}
-        for each in self._said["hello"]:
+        ended = {each.number for each in self._messages["ended"]}
+        for each in self._messages["hello"]:
             if each.number not in ended:
                 yield f"lives on: {each.who}"
 
@@ -369,15 +372,17 @@ class _Case:
             of_device.update(dict.fromkeys(event.devices, event.at))
 
     def counts(self) -> dict[str, int]:
-        asked = self._events["PreStartContainer"]
+        calls = self._events["PreStartContainer"]
         started = self._events["ContainerStarted"]
         return {
             "pods started": len({event.uid for event in started}),
             "container starts": len(started),
-            "starts refused": sum(event.outcome not in ("OK", "Canceled") for event in asked),
-            "starts that the kubelet asked nobody about": len(self._holes),
-            "processes heard": len(self._said["hello"]),
-            "processes ended by others": len({each.number for each in self._said["ended"] if each.role} - self._left),
+            "starts refused": sum(event.outcome not in ("OK", "Canceled") for event in calls),
+            "starts without a PreStartContainer call": len(self._holes),
+            "processes with reports": len(self._messages["hello"]),
+            "processes ended by others": len(
+                {each.number for each in self._messages["ended"] if each.role} - self._left
+            ),
         }
 
 

@@ -82,7 +82,7 @@ class LedgerTables:
             "leftovers ended": "leftover.process.killed",
             "quarantines": "health.quarantined",
             "returns from quarantine": "health.healthy",
-            "uses that nobody granted": "unauthorized.use.detected",
+            "unauthorized uses": "unauthorized.use.detected",
             "pods adopted": "device.adopted",
         }
         return {title: self._audit[name] for title, name in names.items()}

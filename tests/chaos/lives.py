@@ -1,6 +1,6 @@
 """The lives of the soak's pods: each is drawn from the seed and its number alone.
 
-The same seed therefore makes the same pods, whatever the machine does meanwhile.
+The same seed therefore makes the same pods, independent of the machine's load.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Life:
 
 def tenant(reader: Path, name: str, seconds: float | str, **words: str) -> tuple[str, ...]:
     """Return the command of a container that runs :mod:`tests.chaos.tenant`."""
-    told = {"reader": str(reader), "name": name, "seconds": str(seconds), **words}
-    return (sys.executable, "-I", "-S", str(TENANT), *(f"{key}={value}" for key, value in told.items()))
+    arguments = {"reader": str(reader), "name": name, "seconds": str(seconds), **words}
+    return (sys.executable, "-I", "-S", str(TENANT), *(f"{key}={value}" for key, value in arguments.items()))
 
 
 class Lives:
@@ -254,7 +254,7 @@ _KINDS: dict[str, tuple[int, Callable[[_Draw, str], Life]]] = {
     "mapped or in flight": (6, _held),
     "deleted by force": (12, _forced),
     "deleted by force, with children": (5, _forced_with_children),
-    "leaves somebody behind": (10, _leaves),
+    "leaves a process behind": (10, _leaves),
     "crashes again and again": (8, _crashes),
     "crashes beside its child": (3, _crashes_beside_a_child),
     "killed": (6, _killed),

@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.chaos import judgement
-from tests.chaos.judgement import Heard
+from tests.chaos.judgement import Message
 
 __all__ = ["Hearing", "main"]
 
 _LONGEST = 1024
-_FOREIGN = {"scrubber", "plugin"}
+_FORBIDDEN = {"scrubber", "plugin"}
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Hearing:
     """All messages, in the order in which they were received."""
 
     def __init__(self, place: Path) -> None:
-        self.heard: list[Heard] = []
+        self.messages: list[Message] = []
         self.bytes_read = 0
         self._count = 0
         self._now = 0.0
@@ -71,7 +71,7 @@ class Hearing:
         if self._door.fileno() in ready:
             self._let_in()
         for fd in ready & self._speakers.keys():
-            self._hear(self._speakers[fd])
+            self._receive(self._speakers[fd])
         return ready - self._speakers.keys() - {self._door.fileno()}
 
     def drain(self) -> None:
@@ -93,18 +93,18 @@ class Hearing:
         self._speakers[line.fileno()] = _Speaker(line, self._count, pid)
         self._selector.register(line, selectors.EVENT_READ)
 
-    def _hear(self, speaker: _Speaker) -> None:
+    def _receive(self, speaker: _Speaker) -> None:
         try:
-            said = speaker.line.recv(_LONGEST)
+            line = speaker.line.recv(_LONGEST)
         except ConnectionResetError:
-            said = b""
-        if not said:
+            line = b""
+        if not line:
             self._note(speaker, "ended", self._now, {})
             self._selector.unregister(speaker.line)
             del self._speakers[speaker.line.fileno()]
             speaker.line.close()
             return
-        what, *words = said.decode().split(" ")
+        what, *words = line.decode().split(" ")
         facts = dict(word.split("=", 1) for word in words)
         at = float(facts.pop("at"))
         self.bytes_read += int(facts.get("bytes", 0))
@@ -133,7 +133,7 @@ class Hearing:
 
     def _note(self, speaker: _Speaker, what: str, at: float, facts: dict[str, str]) -> None:
         who = (speaker.number, speaker.pid, speaker.role, speaker.name, speaker.uid, speaker.run, speaker.devices)
-        self.heard.append(Heard(what, at, *who, facts))
+        self.messages.append(Message(what, at, *who, facts))
 
 
 def _has_ended(line: socket.socket) -> bool:
@@ -158,9 +158,9 @@ def main(directory: str) -> int:
             if not order:
                 return 0
             hearing.drain()
-            strangers = sorted(_FOREIGN & {name.partition(".")[0] for name in sys.modules})
-            assert not strangers, f"the reader is to share no code with {strangers}"
-            verdict = judgement.judge(hearing.heard, judgement.read_facts(Path(order[1])))
+            forbidden = sorted(_FORBIDDEN & {name.partition(".")[0] for name in sys.modules})
+            assert not forbidden, f"the reader is to share no code with {forbidden}"
+            verdict = judgement.judge(hearing.messages, judgement.read_facts(Path(order[1])))
             verdict.counts["bytes read by tenants"] = hearing.bytes_read
             sys.stdout.write(json.dumps(asdict(verdict)) + "\n")
             sys.stdout.flush()

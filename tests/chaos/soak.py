@@ -30,7 +30,7 @@ from scrubber.emulator.pods import EmulatedPod, PodEnded, PodSpec
 from tests.chaos.judgement import Verdict
 from tests.chaos.lives import End, Life, Lives
 from tests.chaos.storm import Supervisor
-from tests.chaos.watched_node import FOR_EVER, WatchedNode, is_under_way, standing
+from tests.chaos.watched_node import FOR_EVER, WatchedNode, is_under_way, watched_node
 from tests.chaos.weather import Weather
 
 __all__ = ["Outcome", "main", "report", "soak"]
@@ -59,7 +59,7 @@ class Lanes:
         self,
         node: WatchedNode,
         lives: Lives,
-        wanted: int,
+        requested: int,
         rng: random.Random,
         enough: Callable[[], bool],
         *,
@@ -67,7 +67,7 @@ class Lanes:
     ) -> None:
         self._node = node
         self._lives = lives
-        self._wanted = wanted
+        self._requested = requested
         self._rng = rng
         self._enough = enough
         self._progress = progress
@@ -79,7 +79,7 @@ class Lanes:
 
     async def run(self) -> None:
         """Run one lane."""
-        while self.started < self._wanted or (self.started < 4 * self._wanted and not self._enough()):
+        while self.started < self._requested or (self.started < 4 * self._requested and not self._enough()):
             self.count += 1
             life = self._lives.life(self.count)
             try:
@@ -114,10 +114,10 @@ class Lanes:
 
     async def _bind(self, spec: PodSpec) -> EmulatedPod:
         """Bind like the scheduler: one pod at a time, and only where there is room."""
-        wanted = spec.request(RESOURCE)
+        requested = spec.request(RESOURCE)
         async with self._scheduler:
             await self._node.stage.kubelet.wait_until(
-                lambda kubelet: min(kubelet.schedulable(RESOURCE), self._node.free()) >= wanted, FOR_EVER
+                lambda kubelet: min(kubelet.schedulable(RESOURCE), self._node.free()) >= requested, FOR_EVER
             )
             return self._node.create(spec)
 
@@ -169,7 +169,7 @@ async def soak(
         acts: acts of the weather that have to happen; until then more pods come, up to four times as many.
     """
     began = time.monotonic()
-    async with standing(records, devices=devices, memory=memory) as node:
+    async with watched_node(records, devices=devices, memory=memory) as node:
         kubelet = node.stage.kubelet
         service, plugin = (
             Supervisor(each, _chance(seed, each.log.name)) for each in (node.stage.service, node.stage.plugin)
@@ -184,7 +184,7 @@ async def soak(
                 await kubelet.wait_until(lambda _: lanes.count >= enough_pods, LULL)
 
         weather = Weather(node.stage, service, plugin, chance, node.socket, node.kubelet_restarts, node.strike, pause)
-        node.strangers = weather.strangers
+        node.unauthorized = weather.unauthorized
         supervisors = [asyncio.create_task(each.run()) for each in (service, plugin)]
         try:
             await _in_all_weathers(weather, [lanes.run() for _ in range(devices + devices // 2)])
@@ -231,7 +231,7 @@ def _chance(seed: int, whose: str) -> random.Random:
     return random.Random(f"{seed}/{whose}")
 
 
-async def _until_told(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _until_sigterm(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Run ``work``; SIGTERM cancels it like an interrupt, and what it has started ends with it."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -260,15 +260,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", default="1MiB", help="of each device (default 1MiB)")
     parser.add_argument("--seed", type=int, help="of everything random; printed, and drawn when not given")
     parser.add_argument("--records", type=Path, metavar="DIR", help="keep logs, facts and ledger here in any case")
-    wanted = parser.parse_args(argv)
-    seed = wanted.seed if wanted.seed is not None else random.SystemRandom().randrange(10**9)
-    print(f"{wanted.pods} pods over {wanted.devices} devices; --seed {seed} makes the same ones again.", flush=True)
-    records = wanted.records or Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
+    options = parser.parse_args(argv)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
+    print(f"{options.pods} pods over {options.devices} devices; --seed {seed} makes the same ones again.", flush=True)
+    records = options.records or Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
     records.mkdir(parents=True, exist_ok=True)
-    settings = {"pods": wanted.pods, "devices": wanted.devices, "seed": seed, "memory": wanted.memory}
-    outcome = asyncio.run(_until_told(soak(records, **settings, progress=True)))
+    settings = {"pods": options.pods, "devices": options.devices, "seed": seed, "memory": options.memory}
+    outcome = asyncio.run(_until_sigterm(soak(records, **settings, progress=True)))
     print(report(outcome))
-    if outcome.verdict.breaches or wanted.records:
+    if outcome.verdict.breaches or options.records:
         print(f"Logs, facts and ledger are in {records}.")
     else:
         shutil.rmtree(records)

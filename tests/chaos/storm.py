@@ -264,12 +264,12 @@ class Hand:
         self._stopped: list[int] = []
         """Pidfds of stopped erasers."""
 
-    async def run(self, wanted: int) -> None:
-        """Run until ``wanted`` kills are done, and every possible act has happened."""
+    async def run(self, requested: int) -> None:
+        """Run until ``requested`` kills are done, and every possible act has happened."""
         acts = {self._eraser: 34, self._question: 30, self._the_service: 17, self._the_plugin: 9}
         acts |= {self._slowness: 12, self._stopped_eraser: 6}
-        restarts = [wanted // 4, wanted // 2, wanted * 3 // 4]
-        while self.kills.total() < wanted or not self.kills.keys() | self.others.keys() >= EVERYTHING:
+        restarts = [requested // 4, requested // 2, requested * 3 // 4]
+        while self.kills.total() < requested or not self.kills.keys() | self.others.keys() >= EVERYTHING:
             (act,) = self._rng.choices(list(acts), weights=list(acts.values()))
             act()
             if act in (self._the_service, self._the_plugin) and self._rng.random() < 0.5:
@@ -284,7 +284,7 @@ class Hand:
     async def let_go(self) -> None:
         """Continue every eraser that was stopped, and wait for its end.
 
-        One that was stopped before the kernel was told to watch its parent may have outlived it: it then exits on its
+        One that was stopped before the kernel began to watch its parent may have outlived it: it then exits on its
         own.
 
         Raises:
@@ -340,11 +340,11 @@ class Hand:
             slowly = self._rng.choice((0.001, 0.2, 0.5, 0.9))
             control.add_faults(self._stage.sim_dir, str(index), slow_clear=slowly)
 
-    def _child(self, wanted: Callable[[DaemonChild], bool]) -> DaemonChild | None:
+    def _child(self, matches: Callable[[DaemonChild], bool]) -> DaemonChild | None:
         process = self._service.daemon.process
         if process is None or process.returncode is not None:
             return None
-        found = [child for child in children_of(process.pid) if wanted(child)]
+        found = [child for child in children_of(process.pid) if matches(child)]
         return self._rng.choice(found) if found else None
 
     def _erasers(self) -> list[DaemonChild]:

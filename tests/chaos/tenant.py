@@ -31,7 +31,7 @@ SHOWN = 48
 FORKS_EVERY = 0.004
 """Seconds for which each process of a forker lives."""
 NOT_OURS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL, signal.SIGSTOP}
-HEARD = signal.valid_signals() - NOT_OURS
+REPORTED_SIGNALS = signal.valid_signals() - NOT_OURS
 
 
 class Device:
@@ -93,7 +93,7 @@ class Tenant:
         self._damaged: set[str] = set()
 
     def live(self) -> NoReturn:
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+        signal.pthread_sigmask(signal.SIG_BLOCK, REPORTED_SIGNALS)
         ends = _ends(self._words["seconds"])
         if "device" in self._words:
             self._devices = [Device(self._words["device"], self._words["as"])]
@@ -106,7 +106,7 @@ class Tenant:
         self._come(self._text)
         for device in self._devices:
             device.fill(self._text)
-        self._say("wrote")
+        self._report("wrote")
         for kind in filter(None, self._words.get("leave", "").split(",")):
             self._leave(kind)
         for device in self._devices:
@@ -122,27 +122,27 @@ class Tenant:
         self._line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.connect(self._words["reader"])
         names = ",".join(device.name for device in self._devices) or "none"
-        self._say("hello", role=role, name=self._name, uid=self._uid, run=self._run, devices=names)
+        self._report("hello", role=role, name=self._name, uid=self._uid, run=self._run, devices=names)
 
-    def _say(self, what: str, **facts: object) -> None:
+    def _report(self, what: str, **facts: object) -> None:
         assert self._line is not None
-        told = " ".join(f"{key}={value}" for key, value in {"at": time.monotonic(), **facts}.items())
-        self._line.send(f"{what} {told}".encode())
+        line = " ".join(f"{key}={value}" for key, value in {"at": time.monotonic(), **facts}.items())
+        self._line.send(f"{what} {line}".encode())
 
     def _come(self, own: bytes) -> None:
         for device in self._devices:
             found = device.read()
             strange, first = strangeness(found, device.full_of(own) if own else bytes(len(found)), zeros_too=True)
-            self._say("came", device=device.name, bytes=len(found), strange=strange, found=first.hex() or "none")
+            self._report("came", device=device.name, bytes=len(found), strange=strange, found=first.hex() or "none")
 
     def _look(self) -> None:
         for device in self._devices:
-            found, wanted = device.read(), device.full_of(self._text)
-            self._say("looked", device=device.name, bytes=len(found))
-            if found != wanted and device.name not in self._damaged:
+            found, expected = device.read(), device.full_of(self._text)
+            self._report("looked", device=device.name, bytes=len(found))
+            if found != expected and device.name not in self._damaged:
                 self._damaged.add(device.name)
-                wrong, first = strangeness(found, wanted, zeros_too=False)
-                self._say("damaged", device=device.name, wrong=wrong, found=first.hex() or "none")
+                wrong, first = strangeness(found, expected, zeros_too=False)
+                self._report("damaged", device=device.name, wrong=wrong, found=first.hex() or "none")
 
     # -- its life --------------------------------------------------------------------------------------------------
 
@@ -150,17 +150,17 @@ class Tenant:
         over = False
         while not over:
             rest = ends - time.monotonic()
-            news = signal.sigtimedwait(HEARD, max(0.0, min(rest, LOOK_EVERY)))
+            received = signal.sigtimedwait(REPORTED_SIGNALS, max(0.0, min(rest, LOOK_EVERY)))
             over = rest <= 0
-            if news is not None and news.si_signo == signal.SIGCHLD:
+            if received is not None and received.si_signo == signal.SIGCHLD:
                 _reap()
-            elif news is not None:
-                self._say("signalled", number=news.si_signo, sender=news.si_pid)
-                over |= news.si_signo == signal.SIGTERM and not deaf
+            elif received is not None:
+                self._report("signalled", number=received.si_signo, sender=received.si_pid)
+                over |= received.si_signo == signal.SIGTERM and not deaf
             if own:
                 self._look()
         code = self._words.get("exit", "0")
-        self._say("left", code=code)
+        self._report("left", code=code)
         if code == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(int(code) if code != "kill" else 1)
@@ -196,13 +196,13 @@ class Tenant:
         os._exit(0)
 
 
-def strangeness(found: bytes, wanted: bytes, *, zeros_too: bool) -> tuple[int, bytes]:
+def strangeness(found: bytes, expected: bytes, *, zeros_too: bool) -> tuple[int, bytes]:
     """Return how many bytes are wrong (zeros may count as right), and the beginning of the first wrong block."""
-    if found == wanted or (zeros_too and not found.strip(b"\0")):
+    if found == expected or (zeros_too and not found.strip(b"\0")):
         return 0, b""
-    strange, first = abs(len(found) - len(wanted)), b""
-    for at in range(0, len(wanted), BLOCK):
-        block, right = found[at : at + BLOCK], wanted[at : at + BLOCK]
+    strange, first = abs(len(found) - len(expected)), b""
+    for at in range(0, len(expected), BLOCK):
+        block, right = found[at : at + BLOCK], expected[at : at + BLOCK]
         if block == right:
             continue
         wrong = sum(a != b and not (zeros_too and a == 0) for a, b in zip(block, right, strict=False))

@@ -19,10 +19,10 @@ from tests.chaos.verdict import (
     starts_without_a_grant,
 )
 
-ASKED = KubeletEvent(
+PRE_START = KubeletEvent(
     1.0, "PreStartContainer", duration=0.5, devices=("gpu",), pod="team-a/p", pod_uid="u", container="main"
 )
-STARTED = replace(ASKED, at=2.0, name="ContainerStarted", duration=0.0)
+STARTED = replace(PRE_START, at=2.0, name="ContainerStarted", duration=0.0)
 AGAIN = replace(STARTED, at=9.0)
 CAME = Report("came", "team-a/p/main", at=2.1, device="simgpu0")
 SLOW = Certificate(
@@ -61,16 +61,16 @@ def record(*grants: Grant, **changed: Certificate) -> Record:
 
 
 def test_start_on_foreign_bytes_is_a_dirty_start() -> None:
-    assert dirty_starts([CAME], [ASKED, STARTED]) == []
-    (flaw,) = dirty_starts([replace(CAME, strange=7, found="secret")], [ASKED, STARTED])
+    assert dirty_starts([CAME], [PRE_START, STARTED]) == []
+    (flaw,) = dirty_starts([replace(CAME, strange=7, found="secret")], [PRE_START, STARTED])
     assert "found 7 bytes on simgpu0: 'secret'" in flaw
 
 
 def test_start_that_the_kubelet_did_not_gate_is_a_skipped_start() -> None:
-    assert skipped_starts([ASKED, STARTED]) == []
-    assert skipped_starts([ASKED, STARTED, AGAIN]) == [AGAIN]
-    assert skipped_starts([replace(ASKED, outcome="Unavailable"), STARTED]) == [STARTED]
-    assert dirty_starts([replace(CAME, strange=7, at=9.5)], [ASKED, STARTED, AGAIN]) == []
+    assert skipped_starts([PRE_START, STARTED]) == []
+    assert skipped_starts([PRE_START, STARTED, AGAIN]) == [AGAIN]
+    assert skipped_starts([replace(PRE_START, outcome="Unavailable"), STARTED]) == [STARTED]
+    assert dirty_starts([replace(CAME, strange=7, at=9.5)], [PRE_START, STARTED, AGAIN]) == []
 
 
 def test_damaged_bytes_of_a_tenant_are_detected() -> None:
@@ -80,21 +80,21 @@ def test_damaged_bytes_of_a_tenant_are_detected() -> None:
 
 
 def test_start_without_a_grant_of_its_own_is_detected() -> None:
-    assert starts_without_a_grant([ASKED, STARTED], record(GRANT), wall=CLOCKS_APART) == []
-    twice = [ASKED, STARTED, replace(ASKED, at=8.0), AGAIN]
+    assert starts_without_a_grant([PRE_START, STARTED], record(GRANT), wall=CLOCKS_APART) == []
+    twice = [PRE_START, STARTED, replace(PRE_START, at=8.0), AGAIN]
     assert len(starts_without_a_grant(twice, record(GRANT), wall=CLOCKS_APART)) == 1
-    assert starts_without_a_grant([ASKED, STARTED], record(), wall=CLOCKS_APART) != []
+    assert starts_without_a_grant([PRE_START, STARTED], record(), wall=CLOCKS_APART) != []
     another = replace(GRANT, assignment=Assignment(Pod("team-a", "p", "v"), "main", frozenset({"gpu"})))
-    assert starts_without_a_grant([ASKED, STARTED], record(another), wall=CLOCKS_APART) != []
-    nobody = replace(GRANT, assignment=None)
-    assert starts_without_a_grant([ASKED, STARTED], record(nobody), wall=CLOCKS_APART) == []
+    assert starts_without_a_grant([PRE_START, STARTED], record(another), wall=CLOCKS_APART) != []
+    unassigned = replace(GRANT, assignment=None)
+    assert starts_without_a_grant([PRE_START, STARTED], record(unassigned), wall=CLOCKS_APART) == []
 
 
 def test_certificate_used_for_another_grant_is_detected() -> None:
     flaws = certificates_that_do_not_carry_their_grant
     assert flaws(record(GRANT)) == []
     assert "rests on nothing" in flaws(record(replace(GRANT, certificate=None)))[0]
-    assert "stands where number 1 belongs" in flaws(record(replace(GRANT, sequence=2)))[0]
+    assert "is in the place of number 1" in flaws(record(replace(GRANT, sequence=2)))[0]
     assert any("used up" in flaw for flaw in flaws(record(GRANT, replace(GRANT, sequence=2))))
     assert any("proves its memory" in each for each in flaws(record(GRANT, **{"fast-1": replace(FAST, rests_on=None)})))
     assert any("older" in each for each in flaws(record(GRANT, **{"slow-1": replace(SLOW, previous_grant=5)})))

@@ -30,10 +30,10 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from scrubber.adapters.children.process import Children
 from tests.adapters.cuda_rig import CudaRig
-from tests.nvidia.world import World
+from tests.nvidia.machine import Machine
 
 async def main():
-    rig = CudaRig(World(Path(sys.argv[1])), Path(sys.argv[2]), Children())
+    rig = CudaRig(Machine(Path(sys.argv[1])), Path(sys.argv[2]), Children())
     if sys.argv[3:]:
         rig.gpu.on_fence = lambda moment: moment in sys.argv and os.kill(os.getpid(), signal.SIGKILL)
         await rig.erase(rig.device())
@@ -54,7 +54,7 @@ async def rig(short_tmp: Path) -> AsyncIterator[CudaRig]:
 @contextmanager
 def another_service(rig: CudaRig) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
     """Run a service in mid-clear on the device; yields it and the PIDs of its zygote and its eraser."""
-    command = [sys.executable, "-c", SERVICE, str(rig.world.root), str(rig.state)]
+    command = [sys.executable, "-c", SERVICE, str(rig.machine.root), str(rig.state)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as service:
         try:
             assert service.stdout is not None
@@ -83,12 +83,12 @@ def is_fenced(rig: CudaRig, device: Device) -> bool:
 
 
 async def the_next_scrub_finds_what_was_left(rig: CudaRig, device: Device) -> None:
-    assert b"secret" in rig.world.gpus[0].content()
+    assert b"secret" in rig.machine.gpus[0].content()
     rig.lift(device)
     report = await rig.erase(device)
     assert report.residue_bytes
     assert report.verified_bytes + report.not_covered_bytes == report.total_bytes
-    assert rig.world.gpus[0].content().strip(b"\0") == b""
+    assert rig.machine.gpus[0].content().strip(b"\0") == b""
     assert not is_fenced(rig, device)
 
 
@@ -98,7 +98,7 @@ async def test_killed_eraser_has_cleared_nothing(rig: CudaRig) -> None:
     eraser = await rig.eraser.find_orphan(device)
     assert eraser
     os.kill(eraser, signal.SIGKILL)
-    with pytest.raises(Unreadable, match="broke off"):
+    with pytest.raises(Unreadable, match="gave no valid report"):
         await begun.task
     await the_next_scrub_finds_what_was_left(rig, device)
 
@@ -110,7 +110,7 @@ async def test_killed_zygote_ends_its_erasers_and_is_replaced(rig: CudaRig) -> N
     assert zygote
     assert eraser
     os.kill(zygote, signal.SIGKILL)
-    with pytest.raises(Unavailable, match="ended with the zygote"):
+    with pytest.raises(Unavailable, match="killed together with its zygote"):
         await begun.task
     await over(eraser)
     await the_next_scrub_finds_what_was_left(rig, device)
@@ -135,7 +135,7 @@ async def test_service_killed_between_note_and_fence_leaves_no_permanent_fence(r
     """The note exists without a fence: before the fence is set, and after it is removed."""
     device = rig.device()
     service = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SERVICE, str(rig.world.root), str(rig.state), moment, cwd=ROOT
+        sys.executable, "-c", SERVICE, str(rig.machine.root), str(rig.state), moment, cwd=ROOT
     )
     assert await service.wait() == -signal.SIGKILL
     assert (rig.gpu.mode(device), rig.note(device).exists()) == ("default", True)

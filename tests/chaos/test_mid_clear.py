@@ -62,9 +62,9 @@ async def in_mid_clear(tmp_path: Path, report: Path) -> AsyncIterator[tuple[Play
         control.add_faults(stage.sim_dir, "0", slow_clear=25)
         await stage.kubelet.delete(pod, grace=0)
         await stage.wait_for_devices(lambda devices: devices[0].state == "scrubbing", SOON)
-        async with AdminClient(stage.socket_dir) as admin, contextlib.aclosing(admin.scrub("0", "slow")) as news:
+        async with AdminClient(stage.socket_dir) as admin, contextlib.aclosing(admin.scrub("0", "slow")) as updates:
             async with asyncio.timeout(SOON):
-                async for update in news:
+                async for update in updates:
                     progress = update.progress
                     if progress.phase == "clear" and 0 < progress.done_bytes < progress.total_bytes:
                         break
@@ -85,7 +85,7 @@ async def test_next_tenant_reads_zeros_after_the_service_was_killed_while_cleari
         await until(lambda: state_of(eraser.pid) in "ZX", "the eraser's end")
         assert half_cleared(stage)
         waiting = await stage.kubelet.run(tenant(report, "team-b", "next"))
-        assert "does not answer" in await refused(waiting)
+        assert "does not respond" in await refused(waiting)
         control.clear_faults(stage.sim_dir, "0")
         await stage.service.start()
         await found_only_zeros(stage, waiting, report)

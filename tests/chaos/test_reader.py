@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.judgement import Heard
+from tests.chaos.judgement import Message
 from tests.chaos.lives import tenant
 from tests.chaos.reader import Hearing
 
@@ -57,16 +57,16 @@ def start(root: Path) -> Iterator[Started]:
         process.wait()
 
 
-def until(hearing: Hearing, wanted: Callable[[Heard], bool]) -> Heard:
-    """Return the first received message that is ``wanted``."""
+def until(hearing: Hearing, expected: Callable[[Message], bool]) -> Message:
+    """Return the first received message that is ``expected``."""
     ends = time.monotonic() + SOON
-    while not (found := [each for each in hearing.heard if wanted(each)]):
-        assert time.monotonic() < ends, f"not heard: {hearing.heard}"
+    while not (found := [each for each in hearing.messages if expected(each)]):
+        assert time.monotonic() < ends, f"not received; received: {hearing.messages}"
         hearing.turn(0.1)
     return found[0]
 
 
-def said(what: str, pid: int) -> Callable[[Heard], bool]:
+def is_report(what: str, pid: int) -> Callable[[Message], bool]:
     return lambda each: each.what == what and each.pid == pid
 
 
@@ -86,9 +86,9 @@ def test_tenant_reports_bytes_of_another_pod_as_foreign_and_its_own_as_not(heari
     assert again.facts["strange"] == "0"
     until(hearing, lambda each: each.what == "ended" and each.number == 2)
     start(uid="u-2")
-    foreign = until(hearing, lambda each: each.what == "came" and each.number == 3)
-    assert int(foreign.facts["strange"]) > 0
-    assert bytes.fromhex(foreign.facts["found"]).startswith(b"team-a/p/main u-1")
+    reported = until(hearing, lambda each: each.what == "came" and each.number == 3)
+    assert int(reported.facts["strange"]) > 0
+    assert bytes.fromhex(reported.facts["found"]).startswith(b"team-a/p/main u-1")
 
 
 def test_tenant_reports_a_changed_byte(hearing: Hearing, start: Started, root: Path) -> None:
@@ -105,7 +105,7 @@ def test_device_read_through_a_descriptor_in_flight_is_verified(hearing: Hearing
     start(hold="flight", seconds="0.3")
     until(hearing, lambda each: each.what == "left")
     assert hearing.bytes_read > SIZE
-    assert not [each for each in hearing.heard if each.what == "damaged"]
+    assert not [each for each in hearing.messages if each.what == "damaged"]
 
 
 def test_end_of_a_killed_process_is_reported(hearing: Hearing, start: Started) -> None:
@@ -114,7 +114,7 @@ def test_end_of_a_killed_process_is_reported(hearing: Hearing, start: Started) -
     process.kill()
     ended = until(hearing, lambda each: each.what == "ended")
     assert ended.pid == process.pid
-    assert not [each for each in hearing.heard if each.what == "left"]
+    assert not [each for each in hearing.messages if each.what == "left"]
 
 
 def test_signal_is_reported_with_its_sender_and_sigterm_ends_the_tenant_unless_ignored(
@@ -122,12 +122,12 @@ def test_signal_is_reported_with_its_sender_and_sigterm_ends_the_tenant_unless_i
 ) -> None:
     for words in ({"deaf": "yes"}, {}):
         process = start(**words)
-        until(hearing, said("wrote", process.pid))
+        until(hearing, is_report("wrote", process.pid))
         process.send_signal(signal.SIGTERM)
-        told = until(hearing, said("signalled", process.pid))
-        assert (told.facts["number"], told.facts["sender"]) == (str(int(signal.SIGTERM)), str(os.getpid()))
+        reported = until(hearing, is_report("signalled", process.pid))
+        assert (reported.facts["number"], reported.facts["sender"]) == (str(int(signal.SIGTERM)), str(os.getpid()))
     until(hearing, lambda each: each.what == "ended")
-    assert [each.number for each in hearing.heard if each.what == "left"] == [2]
+    assert [each.number for each in hearing.messages if each.what == "left"] == [2]
 
 
 def test_process_on_a_device_beside_another_pods_process_is_reported(hearing: Hearing, start: Started) -> None:
@@ -145,7 +145,7 @@ def test_process_after_the_end_of_another_is_not_reported_as_beside_it(hearing: 
     first.wait()
     start(uid="u-2", seconds="0.1").wait()
     until(hearing, lambda each: each.what == "left" and each.uid == "u-2")
-    assert not [each for each in hearing.heard if each.what == "beside"]
+    assert not [each for each in hearing.messages if each.what == "beside"]
 
 
 @pytest.mark.parametrize("kind", ["child", "escaped", "idle"])

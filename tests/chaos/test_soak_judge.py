@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.judgement import Event, Facts, Heard, PodFacts, Stranger, judge, read_facts
+from tests.chaos.judgement import Event, Facts, Message, PodFacts, UnauthorizedProcess, judge, read_facts
 
 SOAK = 7
-HELLO = Heard("hello", 10.0, 1, 41, "main", "team-a/p/main", "u", "run-1", ("simgpu0",), {})
+HELLO = Message("hello", 10.0, 1, 41, "main", "team-a/p/main", "u", "run-1", ("simgpu0",), {})
 CAME = replace(HELLO, what="came", at=10.1, facts={"device": "simgpu0", "strange": "0", "found": "none"})
 LEFT = replace(HELLO, what="left", at=20.0)
 ENDED = replace(HELLO, what="ended", at=20.1)
 CHILD = replace(HELLO, number=2, pid=42, role="child", at=10.3)
 CHILD_ENDED = replace(CHILD, what="ended", at=15.0)
 WHOLE = [HELLO, CAME, LEFT, ENDED]
-ASKED = Event(9.0, "PreStartContainer", "OK", 0.5, ("gpu-0",), "u", "main")
-STARTED = replace(ASKED, at=9.9, name="ContainerStarted", duration=0.0)
+PRE_START = Event(9.0, "PreStartContainer", "OK", 0.5, ("gpu-0",), "u", "main")
+STARTED = replace(PRE_START, at=9.9, name="ContainerStarted", duration=0.0)
 REGISTERED = Event(1.0, "GetDevicePluginOptions", "OK", 0.1, (), "", "")
 POD = PodFacts("u", "team-a/p", 8.0, left=21.0)
-FACTS = Facts(SOAK, 1.0, 100.0, {"gpu-0": "simgpu0"}, [REGISTERED, ASKED, STARTED], {"u": POD}, [0.0])
+FACTS = Facts(SOAK, 1.0, 100.0, {"gpu-0": "simgpu0"}, [REGISTERED, PRE_START, STARTED], {"u": POD}, [0.0])
 
 
-def breaches(heard: Sequence[Heard], **facts: Any) -> list[str]:
-    return judge(heard, replace(FACTS, **facts)).breaches
+def breaches(messages: Sequence[Message], **facts: Any) -> list[str]:
+    return judge(messages, replace(FACTS, **facts)).breaches
 
 
 def pod(**changes: Any) -> dict[str, PodFacts]:
@@ -39,7 +39,7 @@ def pod(**changes: Any) -> dict[str, PodFacts]:
 def test_judge_reports_no_breach_for_an_undisturbed_pod_on_zeroed_memory() -> None:
     verdict = judge(WHOLE, FACTS)
     assert verdict.breaches == []
-    assert (verdict.counts["pods started"], verdict.counts["processes heard"]) == (1, 1)
+    assert (verdict.counts["pods started"], verdict.counts["processes with reports"]) == (1, 1)
 
 
 def test_judge_reports_foreign_bytes_at_a_start() -> None:
@@ -51,7 +51,7 @@ def test_judge_reports_foreign_bytes_at_a_start() -> None:
 
 def test_judge_reports_an_ungated_start_unless_a_restarted_kubelet_did_not_know_its_plugin_yet() -> None:
     assert "no gate" in breaches(WHOLE, events=[REGISTERED, STARTED])[0]
-    refused = replace(ASKED, outcome="Unavailable")
+    refused = replace(PRE_START, outcome="Unavailable")
     assert "no gate" in breaches(WHOLE, events=[REGISTERED, refused, STARTED])[0]
     assert breaches(WHOLE, events=[REGISTERED, STARTED], kubelet_starts=[0.0, 9.5]) == []
     again = replace(REGISTERED, at=2.0)
@@ -65,7 +65,7 @@ def test_judge_accepts_one_start_per_grant() -> None:
         replace(second, what="came", facts=CAME.facts),
         *(replace(second, what=x) for x in ("left", "ended")),
     ]
-    twice = [REGISTERED, ASKED, STARTED, replace(STARTED, at=20.4)]
+    twice = [REGISTERED, PRE_START, STARTED, replace(STARTED, at=20.4)]
     (breach,) = breaches([*WHOLE, *more], events=twice)
     assert "no gate: team-a/p/main (main, PID 42)" in breach
 
@@ -75,10 +75,10 @@ def test_judge_reports_changed_bytes_of_a_tenant_unless_the_kubelet_made_an_unga
     assert "touched memory: 4096 bytes" in breaches([*WHOLE, damaged])[0]
     intruder = replace(HELLO, number=9, pid=49, uid="v", run="run-9", name="team-b/q/main", at=14.0)
     came = replace(intruder, what="came", at=14.1, facts=CAME.facts)
-    heard = [*WHOLE, damaged, intruder, came, replace(intruder, what="left"), replace(intruder, what="ended")]
+    messages = [*WHOLE, damaged, intruder, came, replace(intruder, what="left"), replace(intruder, what="ended")]
     pods = {**FACTS.pods, "v": replace(POD, uid="v")}
-    assert any("touched memory" in each for each in breaches(heard, pods=pods))
-    assert breaches(heard, pods=pods, kubelet_starts=[0.0, 13.0]) == []
+    assert any("touched memory" in each for each in breaches(messages, pods=pods))
+    assert breaches(messages, pods=pods, kubelet_starts=[0.0, 13.0]) == []
 
 
 def test_judge_reports_two_pods_on_one_device() -> None:
@@ -87,43 +87,45 @@ def test_judge_reports_two_pods_on_one_device() -> None:
 
 
 def test_judge_reports_a_killed_process_of_a_listed_pod_unless_an_operator_requested_that() -> None:
-    heard = [HELLO, CAME, ENDED]
-    assert "the kubelet still had its pod" in breaches(heard)[0]
-    assert breaches(heard, orders=[(41, 19.0)]) == []
-    assert breaches(heard, orders=[(41, 20.5)]) != []
-    assert breaches(heard, orders=[(41, 5.0)]) != []
-    assert breaches(heard, pods=pod(deleted=19.0, grace=0.3)) == []
-    assert breaches(heard, pods=pod(deleted=19.0, grace=2.0)) != []
+    messages = [HELLO, CAME, ENDED]
+    assert "the kubelet still had its pod" in breaches(messages)[0]
+    assert breaches(messages, orders=[(41, 19.0)]) == []
+    assert breaches(messages, orders=[(41, 20.5)]) != []
+    assert breaches(messages, orders=[(41, 5.0)]) != []
+    assert breaches(messages, pods=pod(deleted=19.0, grace=0.3)) == []
+    assert breaches(messages, pods=pod(deleted=19.0, grace=2.0)) != []
 
 
 def test_judge_reports_a_force_deleted_pod_killed_within_its_grace_period() -> None:
-    heard = [HELLO, CAME, ENDED]
-    assert "the first process of its container was not dead" in breaches(heard, pods=pod(forced=19.5, dying_for=9.0))[0]
-    assert breaches(heard, pods=pod(forced=19.0, dying_for=9.0)) == []
-    assert breaches(heard, pods=pod(forced=19.9, dying_for=0.1)) == []
+    messages = [HELLO, CAME, ENDED]
+    assert (
+        "the first process of its container was not dead" in breaches(messages, pods=pod(forced=19.5, dying_for=9.0))[0]
+    )
+    assert breaches(messages, pods=pod(forced=19.0, dying_for=9.0)) == []
+    assert breaches(messages, pods=pod(forced=19.9, dying_for=0.1)) == []
 
 
 def test_judge_accepts_a_killed_child_process_with_its_container_or_after_its_pod() -> None:
-    heard = [*WHOLE, CHILD, CHILD_ENDED]
-    assert "the kubelet still had its pod" in breaches(heard)[0]
-    assert breaches([*heard[:-1], replace(CHILD_ENDED, at=20.5)]) == []
+    messages = [*WHOLE, CHILD, CHILD_ENDED]
+    assert "the kubelet still had its pod" in breaches(messages)[0]
+    assert breaches([*messages[:-1], replace(CHILD_ENDED, at=20.5)]) == []
     late, early = replace(CHILD_ENDED, at=21.5), replace(CHILD_ENDED, at=20.5)
-    assert breaches([*heard[:-1], late], pods=pod(leave_children=True)) == []
-    assert breaches([*heard[:-1], early], pods=pod(leave_children=True)) != []
+    assert breaches([*messages[:-1], late], pods=pod(leave_children=True)) == []
+    assert breaches([*messages[:-1], early], pods=pod(leave_children=True)) != []
 
 
 def test_judge_reports_a_killed_process_of_the_node() -> None:
-    stranger = replace(HELLO, role="stranger", uid="none", run="none", name="node/stranger-1/none", devices=())
-    assert "which nobody may end" in breaches([stranger, replace(stranger, what="ended", at=12.0)], events=[])[0]
+    process = replace(HELLO, role="stranger", uid="none", run="none", name="node/stranger-1/none", devices=())
+    assert "which must not be killed" in breaches([process, replace(process, what="ended", at=12.0)], events=[])[0]
 
 
 def test_judge_reports_residue_read_by_a_node_process_unless_a_tenant_may_have_started() -> None:
-    stranger = replace(HELLO, number=9, pid=49, role="stranger", uid="none", run="none", name="node/s/none", devices=())
-    found = replace(stranger, what="came", facts={"device": "simgpu0", "strange": "7", "found": "none"})
-    heard = [*WHOLE, stranger, *(replace(stranger, what=what) for what in ("left", "ended"))]
+    process = replace(HELLO, number=9, pid=49, role="stranger", uid="none", run="none", name="node/s/none", devices=())
+    found = replace(process, what="came", facts={"device": "simgpu0", "strange": "7", "found": "none"})
+    messages = [*WHOLE, process, *(replace(process, what=what) for what in ("left", "ended"))]
     late, soon = replace(found, at=20.5), replace(found, at=10.2)
-    assert "foreign bytes" in breaches([*heard, late], strangers=[Stranger(49, "simgpu0", 20.4)])[0]
-    assert breaches([*heard, soon], strangers=[Stranger(49, "simgpu0", 9.9)]) == []
+    assert "foreign bytes" in breaches([*messages, late], unauthorized=[UnauthorizedProcess(49, "simgpu0", 20.4)])[0]
+    assert breaches([*messages, soon], unauthorized=[UnauthorizedProcess(49, "simgpu0", 9.9)]) == []
 
 
 def test_judge_reports_a_signal_that_the_kubelet_did_not_send() -> None:
@@ -133,9 +135,9 @@ def test_judge_reports_a_signal_that_the_kubelet_did_not_send() -> None:
 
 
 def test_judge_reports_a_tenant_without_reports() -> None:
-    assert "started 1 times, 0 were heard" in breaches([])[0]
+    assert "started 1 times and reported 0 times" in breaches([])[0]
     assert breaches([], pods=pod(deleted=9.0)) == []
-    assert "did not say what it found" in breaches([HELLO, LEFT, ENDED])[0]
+    assert "did not report what it found" in breaches([HELLO, LEFT, ENDED])[0]
     died = replace(STARTED, name="ContainerDied", outcome="1")
     assert "failed by itself" in breaches(WHOLE, events=[*FACTS.events, died])[0]
 
@@ -194,7 +196,7 @@ def test_judge_reports_a_start_without_a_grant_of_its_own_in_the_ledger(
         assert "no grant says so" in breaches(WHOLE, ledger=where)[0]
     change(ledger, "grants", assignment=None)
     assert breaches(WHOLE, ledger=where) == []
-    twice = [*FACTS.events, replace(ASKED, at=20.2, duration=0.1), replace(STARTED, at=20.4)]
+    twice = [*FACTS.events, replace(PRE_START, at=20.2, duration=0.1), replace(STARTED, at=20.4)]
     assert any("no grant says so" in each for each in breaches(WHOLE, ledger=where, events=twice))
 
 
@@ -218,6 +220,8 @@ def test_judge_reports_lost_grants(tmp_path: Path, ledger: sqlite3.Connection) -
 
 def test_facts_file_reads_back_as_written(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
-    everything = replace(FACTS, strangers=[Stranger(1, "simgpu0", 2.0)], orders=[(41, 5.0)], waited=["x"], unsettled=[])
+    everything = replace(
+        FACTS, unauthorized=[UnauthorizedProcess(1, "simgpu0", 2.0)], orders=[(41, 5.0)], waited=["x"], unsettled=[]
+    )
     path.write_text(json.dumps(asdict(everything)))
     assert read_facts(path) == everything

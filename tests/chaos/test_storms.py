@@ -152,9 +152,9 @@ async def test_storm_of_application_xids_changes_no_health_and_writes_one_audit_
         weather = await rage(stage, device, APPLICATION)
         others_were_left_alone(weather, index)
         assert weather.healths[index] == {"healthy"}
-        told = await rows(stage, device, began)
-        assert {each.event for each in told} == {"health.errors-reported"}
-        assert 1 <= len(told) <= weather.minutes
+        recorded = await rows(stage, device, began)
+        assert {each.event for each in recorded} == {"health.errors-reported"}
+        assert 1 <= len(recorded) <= weather.minutes
         await and_the_service_lived(stage, pid)
 
 
@@ -166,10 +166,10 @@ async def test_storm_of_xids_of_all_classes_quarantines_that_device_and_no_other
         weather = await rage(stage, device, codes)
         others_were_left_alone(weather, index)
         assert "quarantined" in weather.healths[index]
-        told = await rows(stage, device, began)
-        signals = Counter(each.fields_json for each in told if each.event == "health.errors-reported")
+        recorded = await rows(stage, device, began)
+        signals = Counter(each.fields_json for each in recorded if each.event == "health.errors-reported")
         assert 1 <= signals.total() <= MOST_CODES * weather.minutes
-        assert len(told) <= len(codes) * weather.minutes
+        assert len(recorded) <= len(codes) * weather.minutes
         await and_the_service_lived(stage, pid)
 
 
@@ -181,6 +181,6 @@ async def test_ledger_stays_within_its_bound_during_a_storm_and_keeps_every_devi
         out = {each.index: each.health for each in (await stage.read_client.devices()).devices}
         assert out.pop(index) == "quarantined"
         assert set(out.values()) == {"healthy"}
-        trail = await and_the_service_lived(stage, pid)
-        assert trail.rows <= ROWS
-        assert trail.pruned.sequence > 0
+        audit_log = await and_the_service_lived(stage, pid)
+        assert audit_log.rows <= ROWS
+        assert audit_log.pruned.sequence > 0

@@ -135,7 +135,7 @@ def certificates_that_do_not_carry_their_grant(record: Record) -> list[str]:
         for number, grant in enumerate(grants, start=1):
             this = f"grant {grant.sequence} of {device}"
             if grant.sequence != number:
-                flaws.append(f"{this} stands where number {number} belongs")
+                flaws.append(f"{this} is in the place of number {number}")
             if grant.basis is Basis.ADOPTED:
                 continue
             if grant.certificate is None:

@@ -21,17 +21,17 @@ from typing import Any
 
 from scrubber.emulator.playground import RESOURCE, Playground
 from scrubber.emulator.pods import ContainerSpec, ContainerState, EmulatedPod, PodSpec, PodStatus, RestartPolicy
-from tests.chaos.judgement import Event, Facts, PodFacts, Stranger, Verdict
+from tests.chaos.judgement import Event, Facts, PodFacts, UnauthorizedProcess, Verdict
 from tests.chaos.lives import tenant
 from tests.chaos.staging import POLICY, SOON, chaos_stage
 
-__all__ = ["FOR_EVER", "PATIENT", "WatchedNode", "is_under_way", "standing"]
+__all__ = ["FOR_EVER", "PATIENT", "WatchedNode", "is_under_way", "watched_node"]
 
 DYING_GRACE = 1.0
 """Of the chaos tests' policy (:mod:`tests.chaos.staging`), seconds."""
 FOR_EVER = 90.0
 """Seconds after which a waiting pod counts as waiting forever. Every act of the weather passes in a few."""
-TOLD = ("PreStartContainer", "ContainerStarted", "ContainerDied", "GetDevicePluginOptions")
+COUNTED_CALLS = ("PreStartContainer", "ContainerStarted", "ContainerDied", "GetDevicePluginOptions")
 """The kubelet events that the reader receives."""
 PATIENT = POLICY.replace("limits:\n", "limits:\n  eraserSlots: 6\n") + "diagnostics:\n  recovery: none\n"
 """Devices change hands constantly here: few slots and a second of diagnostics would take most of the run. No device
@@ -44,7 +44,7 @@ TREE = Path(__file__).resolve().parents[2]
 
 
 class WatchedNode:
-    """A running node with an independent reader, and the record of what is done to it. Created by :func:`standing`."""
+    """A running node with an independent reader, and the record of what is done to it. Created by :func:`watched_node`."""
 
     def __init__(self, stage: Playground, reader: asyncio.subprocess.Process, records: Path) -> None:
         self.stage = stage
@@ -62,7 +62,7 @@ class WatchedNode:
         self.assigned: dict[str, str] = {}
         self.granted: dict[str, str] = {}
         self.exits: dict[str, list[int]] = {}
-        self.strangers: list[Stranger] = []
+        self.unauthorized: list[UnauthorizedProcess] = []
 
     # -- pods ------------------------------------------------------------------------------------------------------
 
@@ -162,8 +162,10 @@ class WatchedNode:
         """Wait until every device is clean. A device out of service with a cause may stay so; the ledger records it."""
         with suppress(TimeoutError):
             await self.stage.wait_until_clean(CLEAN)
-            wanted = len(self.stage.device_files())
-            await self.stage.wait_for_devices(lambda all_: sum(each.state == "clean" for each in all_) == wanted, CLEAN)
+            expected = len(self.stage.device_files())
+            await self.stage.wait_for_devices(
+                lambda all_: sum(each.state == "clean" for each in all_) == expected, CLEAN
+            )
         answer = await self.stage.run_command("devices", "-o", "json")
         for each in _items(answer.stdout):
             out = each["health"] in ("quarantined", "condemned") and each["cause"] is not None
@@ -195,7 +197,7 @@ class WatchedNode:
         events = [
             Event(each.at, each.name, each.outcome, each.duration, each.devices, each.pod_uid, each.container)
             for each in self.stage.kubelet.events
-            if each.name in TOLD
+            if each.name in COUNTED_CALLS
         ]
         return Facts(
             soak_pid=os.getpid(),
@@ -210,7 +212,7 @@ class WatchedNode:
             },
             kubelet_starts=self._kubelet_starts,
             orders=self._orders,
-            strangers=self.strangers,
+            unauthorized=self.unauthorized,
             exits=self.exits,
             waited=self.waited,
             unsettled=self.unsettled,
@@ -237,7 +239,7 @@ def is_under_way(status: PodStatus) -> bool:
 
 
 @asynccontextmanager
-async def standing(
+async def watched_node(
     records: Path, *, devices: int, memory: str = "1MiB", policy: str = QUICKLY
 ) -> AsyncIterator[WatchedNode]:
     """Provide a node with both daemons and a reader; its records are left in ``records``."""

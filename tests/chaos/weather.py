@@ -22,7 +22,7 @@ from scrubber.adapters.sim import control
 from scrubber.domain.errors import ScrubberError
 from scrubber.emulator.playground import Daemon, Playground
 from tests.chaos.children import ERASER, DaemonChild, children_of, parent_of
-from tests.chaos.judgement import Stranger
+from tests.chaos.judgement import UnauthorizedProcess
 from tests.chaos.lives import tenant
 from tests.chaos.storm import Supervisor
 
@@ -73,7 +73,7 @@ class Weather:
     strike: Callable[[], None]
     pause: Callable[[], Awaitable[None]]
     acts: Counter[str] = field(default_factory=Counter)
-    strangers: list[Stranger] = field(default_factory=list)
+    unauthorized: list[UnauthorizedProcess] = field(default_factory=list)
     _stopped: list[_Stopped] = field(default_factory=list)
     _later: set[asyncio.Task[None]] = field(default_factory=set)
     _visits: int = 0
@@ -104,17 +104,17 @@ class Weather:
         acts: dict[str, tuple[int, Callable[[], Awaitable[bool]]]] = {
             "service killed": (3, partial(self._end, self.service, signal.SIGKILL)),
             "service terminated": (2, partial(self._end, self.service, signal.SIGTERM)),
-            "service stands still": (1, self._stand_still),
+            "service is stopped": (1, self._stand_still),
             "plugin killed": (3, partial(self._end, self.plugin, signal.SIGKILL)),
             "plugin terminated": (2, partial(self._end, self.plugin, signal.SIGTERM)),
             "kubelet restarted": (2, partial(self._restart_kubelet, 0.0)),
             "kubelet restarted while the plugin is down": (2, self._restart_both),
             "kubelet away": (1, partial(self._restart_kubelet, 1.5)),
             "eraser killed": (9, partial(self._child, signal.SIGKILL, eraser=True)),
-            "eraser stands still": (2, partial(self._child, signal.SIGSTOP, eraser=True)),
+            "eraser is stopped": (2, partial(self._child, signal.SIGSTOP, eraser=True)),
             "driver's or walker's child killed": (8, partial(self._child, signal.SIGKILL, eraser=False)),
             "clearing is slow": (5, self._slowness),
-            "a stranger": (5, self._stranger),
+            "a stranger": (5, self._use_without_a_grant),
         }
         for name, (weight, fault, lifted) in _ILLNESSES.items():
             acts[name] = (weight, partial(self._illness, fault, lifted))
@@ -191,7 +191,7 @@ class Weather:
         await asyncio.sleep(self.rng.uniform(0.3, 3.0))
         control.clear_faults(self.stage.sim_dir, device, lifted)
 
-    async def _stranger(self) -> bool:
+    async def _use_without_a_grant(self) -> bool:
         """Open, as a process of the node, a device that the service reports as clean, and read it."""
         clean_at = asyncio.get_running_loop().time()
         try:
@@ -209,7 +209,7 @@ class Weather:
         seconds = round(self.rng.uniform(0.3, 2.5), 3)
         argv = tenant(self.reader, f"node/stranger-{self._visits}/none", seconds, **words)
         process = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.DEVNULL)
-        self.strangers.append(Stranger(process.pid, name, clean_at))
+        self.unauthorized.append(UnauthorizedProcess(process.pid, name, clean_at))
         self._in_the_background(_see_out(process))
         return True
 

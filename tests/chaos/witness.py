@@ -30,7 +30,7 @@ def main(report: str, name: str, hold: str, *flags: str) -> int:
     sink = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     own = f"{name} ".encode()
 
-    def say(what: str, **facts: object) -> None:
+    def send_report(what: str, **facts: object) -> None:
         line = {"what": what, "name": name, "pid": os.getpid(), "at": time.monotonic(), **facts}
         os.write(sink, (json.dumps(line) + "\n").encode())
 
@@ -38,7 +38,7 @@ def main(report: str, name: str, hold: str, *flags: str) -> int:
     if "--watch" not in flags:
         for device, fd in devices.items():
             strange, found = look(fd, own, zeros_are_fine=True)
-            say("came", device=device, strange=strange, found=found)
+            send_report("came", device=device, strange=strange, found=found)
         for fd in devices.values():
             fill(fd, own)
     if "--leave-leftover" in flags:
@@ -51,7 +51,7 @@ def main(report: str, name: str, hold: str, *flags: str) -> int:
         if rest <= 0 or signal.sigtimedwait({signal.SIGTERM}, min(rest, LOOK_EVERY)) is not None:
             damaged = sum(look(fd, own, zeros_are_fine=False)[0] for fd in devices.values())
             break
-    say("left", damaged=damaged)
+    send_report("left", damaged=damaged)
     return 1 if damaged else 0
 
 
@@ -64,9 +64,9 @@ def look(fd: int, own: bytes, *, zeros_are_fine: bool) -> tuple[int, str]:
         if chunk == right or (zeros_are_fine and not chunk.strip(b"\0")):
             continue
         for at in range(0, size, BLOCK):
-            block, wanted = chunk[at : at + BLOCK], right[at : at + BLOCK]
-            if block != wanted:
-                wrong = sum(a != b and (a != 0 or not zeros_are_fine) for a, b in zip(block, wanted, strict=True))
+            block, expected = chunk[at : at + BLOCK], right[at : at + BLOCK]
+            if block != expected:
+                wrong = sum(a != b and (a != 0 or not zeros_are_fine) for a, b in zip(block, expected, strict=True))
                 strange += wrong
                 found = found or (block[:60] if wrong else b"")
     return strange, found.decode(errors="replace")

@@ -17,18 +17,18 @@ from scrubber.api.sockets import Purpose, Sockets, grpc_target
 from scrubber.api.status import status_from_error
 from tests.cli.stage import CLEAN, Service
 
-__all__ = ["NEVER", "Node", "Script", "begun", "device", "passed", "result", "standing"]
+__all__ = ["NEVER", "Node", "Script", "begun", "device", "passed", "result", "served"]
 
 MIB = 1024 * 1024
 NEVER = asyncio.Event
-"""In a script: from here on nothing more is said."""
+"""In a script: no more updates follow."""
 
 Script = Sequence["pb.ScrubUpdate | Exception | asyncio.Event | type[asyncio.Event]"]
-"""What is said of a device, in order: updates, a refusal, an event that is waited for."""
+"""The updates about a device, in order: updates, a refusal, or an event to wait for."""
 
 
 def device(index: int, **more: Any) -> pb.Device:
-    """Device ``GPU-<index>a-0000…`` that nobody has."""
+    """Device ``GPU-<index>a-0000…`` that is not assigned."""
     usual: dict[str, Any] = {"state": "dirty", "hygiene": "dirty", "health": "healthy", "advertised": True}
     return pb.Device(id=f"GPU-{index}a-0000-1111-2222-333344445555", index=str(index), **(usual | more))
 
@@ -74,7 +74,7 @@ def passed(of: pb.Device, cleared: int = 64 * MIB, residue: int = 12) -> pb.Scru
 
 @dataclass
 class Node(Service):
-    """A :class:`Service` with a script for each device, by what the service is asked for.
+    """A :class:`Service` with a script for each device, by the kind of request.
 
     Attributes:
         scripts: of scrubs and resets; a device without one passes at once.
@@ -93,11 +93,11 @@ class Node(Service):
     _moved: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def Scrub(self, request: Any, context: Any) -> AsyncIterator[pb.ScrubUpdate]:
-        async for update in self._told(request, context):
+        async for update in self._updates(request, context):
             yield update
 
     async def Reset(self, request: Any, context: Any) -> AsyncIterator[pb.ScrubUpdate]:
-        async for update in self._told(request, context):
+        async for update in self._updates(request, context):
             yield update
 
     async def GetResetPlan(self, request: Any, context: Any) -> pb.ResetPlan:
@@ -111,7 +111,7 @@ class Node(Service):
             await context.abort(status.code, status.details, status.metadata)
         return pb.DeviceResponse(device=self.accepted)
 
-    async def _told(self, request: Any, context: Any) -> AsyncIterator[pb.ScrubUpdate]:
+    async def _updates(self, request: Any, context: Any) -> AsyncIterator[pb.ScrubUpdate]:
         await self._answer(request, context)
         async with self._listening():
             for each in self.scripts.get(request.device, [passed(device(9))]):
@@ -145,7 +145,7 @@ class Node(Service):
 
 
 @asynccontextmanager
-async def standing(directory: Path, *purposes: Purpose, node: Node | None = None) -> AsyncIterator[Node]:
+async def served(directory: Path, *purposes: Purpose, node: Node | None = None) -> AsyncIterator[Node]:
     """``node`` (a new one) on the sockets for ``purposes`` (the read and the admin one) below ``directory``."""
     node, server = node or Node(), grpc.aio.server()
     scrubber_pb2_grpc.add_ReadServicer_to_server(node, server)

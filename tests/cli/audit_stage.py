@@ -1,4 +1,4 @@
-"""A service whose audit trail can be read, and functions that tamper with trails."""
+"""A service whose audit log can be read, and functions that tamper with audit logs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Reading(scrubber_pb2_grpc.ReadServicer):
 
 @asynccontextmanager
 async def reading(directory: Path) -> AsyncIterator[Reading]:
-    """Provide a service whose trail has :data:`ROWS` rows, on the read socket below ``directory``."""
+    """Provide a service whose audit log has :data:`ROWS` rows, on the read socket below ``directory``."""
     servicer, server = Reading(MemoryLedger(max_audit_rows=700)), grpc.aio.server()
     scrubber_pb2_grpc.add_ReadServicer_to_server(servicer, server)
     path = Sockets(directory).path(Purpose.READ)
@@ -66,8 +66,8 @@ async def reading(directory: Path) -> AsyncIterator[Reading]:
 
 
 async def grow(ledger: MemoryLedger, rows: int) -> None:
-    told = (event(at=100.0 + number, message=f"row \x1b[2J{number}") for number in range(rows))
-    await ledger.commit(LedgerChange(events=tuple(told)))
+    events = (event(at=100.0 + number, message=f"row \x1b[2J{number}") for number in range(rows))
+    await ledger.commit(LedgerChange(events=tuple(events)))
 
 
 def tamper(home: Path, statement: str) -> None:

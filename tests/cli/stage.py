@@ -137,7 +137,7 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
     updates: list[pb.ScrubUpdate] = field(default_factory=lambda: [HALFWAY, PASSED])
     error: Exception | None = None
     endless: bool = False
-    asked: list[Any] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -148,7 +148,7 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
         self.changed.set()
 
     async def _answer(self, request: Any, context: Any) -> None:
-        self.asked.append(request)
+        self.requests.append(request)
         self.reached.set()
         if self.error is not None:
             status = status_from_error(self.error, public=False)

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scrubber.cli.render.text_layout import display_width
+from scrubber.cli.render.table import display_width
 from tests import forkserver
 
-__all__ = ["WIDTHS", "Screen", "Terminal", "Told", "agrees_with", "at_terminal", "terminal"]
+__all__ = ["WIDTHS", "Screen", "Terminal", "TerminalResult", "agrees_with", "at_terminal", "terminal"]
 
 WIDTHS = (80, 200)
 """The widths at which every command is tested."""
@@ -138,7 +138,7 @@ class Screen:
 
 
 @dataclass(frozen=True)
-class Told:
+class TerminalResult:
     """The exit status of a command at a terminal, and its output: lines as displayed, and the bytes behind them."""
 
     code: int
@@ -169,22 +169,24 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def resize(self, columns: int, rows: int = 50) -> None:
-        """Resize the window; the kernel notifies the command."""
+        """Resize the window; the kernel notifies the command. The alternate screen is cut off, as on a real terminal."""
         self.screen.columns = columns
+        if self.screen.alternate:
+            self.screen.lines = [line[:columns] for line in self.screen.lines[:rows]]
         _set_size(self._ours, columns, rows)
 
     async def shows(self, text: str | re.Pattern[str], seconds: float = _SOON) -> re.Match[str]:
         """Wait until ``text`` is on the screen."""
-        wanted = re.compile(re.escape(text)) if isinstance(text, str) else text
+        pattern = re.compile(re.escape(text)) if isinstance(text, str) else text
         deadline = time.monotonic() + seconds
-        while (found := wanted.search(self.screen.text)) is None:
+        while (found := pattern.search(self.screen.text)) is None:
             left = deadline - time.monotonic()
-            assert left > 0, f"{wanted.pattern!r} was not shown but:\n{self.screen.text}"
-            assert not self._over, f"it ended without {wanted.pattern!r}:\n{self.screen.text}"
+            assert left > 0, f"{pattern.pattern!r} was not shown but:\n{self.screen.text}"
+            assert not self._over, f"it ended without {pattern.pattern!r}:\n{self.screen.text}"
             await self._news(left)
         return found
 
-    async def ended(self, seconds: float = _SOON) -> Told:
+    async def ended(self, seconds: float = _SOON) -> TerminalResult:
         """Wait until the command has ended; asserts that no output exceeded the width."""
         async with asyncio.timeout(seconds):
             reading = self.process.stdout
@@ -194,7 +196,7 @@ class Terminal:
                 await self._news(seconds)
         assert not self.screen.too_wide, f"wider than {self.screen.columns}: {list(self.screen.too_wide.values())}"
         assert b"Traceback" not in self.raw, self.screen.text
-        return Told(code, self.screen.text, self.raw, piped.decode(), self.screen)
+        return TerminalResult(code, self.screen.text, self.raw, piped.decode(), self.screen)
 
     @property
     def is_as_before(self) -> bool:
@@ -258,7 +260,7 @@ async def terminal(
     Args:
         words: its arguments.
         environment: in addition to that of this process, except ``SCRUBBER_*``, ``NO_COLOR`` and ``COLUMNS``.
-        streams: which of its streams are the terminal; another stdin is empty, another stdout is :attr:`Told.out`.
+        streams: which of its streams are the terminal; another stdin is empty, another stdout is :attr:`TerminalResult.out`.
         program: the program to run; ``scrubber`` when None.
     """
     ours, theirs = pty.openpty()
@@ -286,19 +288,21 @@ async def terminal(
         process = await asyncio.create_subprocess_exec(
             *("/bin/sh", "-c", f'exec "$0" "$@" {opened}', *program, *words), **options, start_new_session=True
         )
-    there = Terminal(process, ours, theirs, columns)
+    session = Terminal(process, ours, theirs, columns)
     try:
-        yield there
+        yield session
     finally:
         if process.returncode is None:
             process.kill()
-        await there.close()
+        await session.close()
 
 
-async def at_terminal(*words: str, columns: int, environment: Mapping[str, str] | None = None, **more: Any) -> Told:
+async def at_terminal(
+    *words: str, columns: int, environment: Mapping[str, str] | None = None, **more: Any
+) -> TerminalResult:
     """Run a command on a terminal until it exits."""
-    async with terminal(*words, columns=columns, environment=environment, **more) as there:
-        return await there.ended()
+    async with terminal(*words, columns=columns, environment=environment, **more) as session:
+        return await session.ended()
 
 
 def agrees_with(name: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""``scrubber audit``: the trail of a service and of a stopped service's directory, intact and tampered with."""
+"""``scrubber audit``: the audit log of a service and of a stopped service's directory, intact and tampered with."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -18,19 +18,19 @@ from tests.ledger_samples import fill
 
 @pytest.fixture
 async def service(short_tmp: Path) -> AsyncIterator[Reading]:
-    async with reading(short_tmp) as there:
-        yield there
+    async with reading(short_tmp) as node:
+        yield node
 
 
 @pytest.fixture
 async def home(tmp_path: Path) -> Path:
-    """Return the state directory of a stopped service; its trail has twenty rows."""
+    """Return the state directory of a stopped service; its audit log has twenty rows."""
     await fill(tmp_path / "state", ROWS)
     return tmp_path / "state"
 
 
 class TestVerifyService:
-    async def test_complete_trail_is_intact(self, service: Reading, short_tmp: Path) -> None:
+    async def test_complete_audit_log_is_intact(self, service: Reading, short_tmp: Path) -> None:
         await grow(service.ledger, 600)
         ended = await run(short_tmp, "audit", "verify", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
@@ -40,7 +40,7 @@ class TestVerifyService:
             "kind": "AuditReport",
             "source": "service",
             "verdict": "intact",
-            "message": "The audit trail is intact: 620 rows.",
+            "message": "The audit log is intact: 620 rows.",
             "rowCount": 620,
             "first": {"sequence": 1, "timestamp": "1970-01-01T00:01:40.000000Z"},
             "last": {"sequence": 620, "timestamp": "1970-01-01T00:11:39.000000Z"},
@@ -53,7 +53,7 @@ class TestVerifyService:
         ended = await run(short_tmp, "audit", "verify", "-o", "name")
         assert ended == Ended(0, f"{written(service.ledger.head())}\n", "")
 
-    async def test_saved_head_is_found_in_the_trail(self, service: Reading, short_tmp: Path) -> None:
+    async def test_saved_head_is_found_in_the_audit_log(self, service: Reading, short_tmp: Path) -> None:
         kept = service.ledger.head()
         await grow(service.ledger, 5)
         ended = await run(short_tmp, "audit", "verify", "--head", written(kept).upper(), "-o", "json")
@@ -63,7 +63,7 @@ class TestVerifyService:
                 "sequence": ROWS,
                 "hash": kept.hash,
                 "status": "found",
-                "message": "Row 20 is the one that was kept.",
+                "message": "Row 20 matches the saved head.",
             }
         ]
 
@@ -71,13 +71,13 @@ class TestVerifyService:
         ended = await run(short_tmp, "audit", "verify", "--head", f"{ROWS + 1}:{'a' * 64}", "-o", "json")
         assert verdict(ended) == (1, "broken")
         assert ended.json["savedHeads"][0]["status"] == "truncated"
-        assert ended.json["message"] == "The audit trail ends at row 20: its end was cut off."
+        assert ended.json["message"] == "The audit log ends at row 20: its end was truncated."
 
-    async def test_rewritten_trail_is_detected_by_a_different_hash(self, service: Reading, short_tmp: Path) -> None:
+    async def test_rewritten_audit_log_is_detected_by_a_different_hash(self, service: Reading, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--head", f"7:{'a' * 64}", "-o", "json")
         assert verdict(ended) == (1, "broken")
         assert ended.json["savedHeads"][0]["status"] == "replaced"
-        assert ended.json["message"].endswith("now: it, or a row before it, was written anew.")
+        assert ended.json["message"].endswith("…: it, or a row before it, was rewritten.")
 
     async def test_head_before_the_pruned_end_gives_no_verdict(self, service: Reading, short_tmp: Path) -> None:
         kept = service.ledger.head()
@@ -86,10 +86,10 @@ class TestVerifyService:
         assert verdict(ended) == (1, "unknown")
         pruned = ended.json["pruned"]
         assert pruned["sequence"] > kept.sequence
-        assert "cannot be compared any more" in ended.json["message"]
+        assert "can no longer be compared" in ended.json["message"]
         assert (await run(short_tmp, "audit", "verify", "--head", written(AuditHead(**pruned)))).code == 0
 
-    async def test_one_contradicting_head_makes_the_trail_broken(self, service: Reading, short_tmp: Path) -> None:
+    async def test_one_contradicting_head_makes_the_audit_log_broken(self, service: Reading, short_tmp: Path) -> None:
         kept = written(service.ledger.head())
         words = ("audit", "verify", "--head", kept, "--head", f"3:{'b' * 64}", "-o", "json")
         ended = await run(short_tmp, *words)
@@ -125,7 +125,7 @@ class TestVerifyService:
         await service.ledger.commit(LedgerChange(events=odd))
         assert verdict(await run(short_tmp, "audit", "verify", "-o", "json")) == (0, "intact")
 
-    async def test_empty_trail_is_intact_and_has_no_head(self, service: Reading, short_tmp: Path) -> None:
+    async def test_empty_audit_log_is_intact_and_has_no_head(self, service: Reading, short_tmp: Path) -> None:
         service.ledger = MemoryLedger()
         await service.ledger.load()
         ended = await run(short_tmp, "audit", "verify", "-o", "json")
@@ -163,7 +163,7 @@ class TestVerifyLedger:
         assert digest() == before
 
     @pytest.mark.parametrize(
-        ("statement", "complaint"),
+        ("statement", "message"),
         [
             ("UPDATE audit SET actor = 'uid:0' WHERE sequence = 7", "row 7 was changed"),
             ("DELETE FROM audit WHERE sequence = 7", "row 7 is missing"),
@@ -172,15 +172,15 @@ class TestVerifyLedger:
         ],
     )
     async def test_tampering_with_the_ledger_is_named(
-        self, home: Path, short_tmp: Path, statement: str, complaint: str
+        self, home: Path, short_tmp: Path, statement: str, message: str
     ) -> None:
         tamper(home, statement)
         ended = await run(short_tmp, "audit", "verify", "--ledger-dir", str(home), "-o", "json")
         assert verdict(ended) == (1, "broken")
-        assert complaint in ended.json["message"]
+        assert message in ended.json["message"]
         ended = await run(short_tmp, "audit", "verify", "--ledger-dir", str(home), "-o", "name")
-        assert (ended.code, ended.out) == (1, ""), "the head of a broken trail is nothing to keep"
-        assert complaint in ended.err
+        assert (ended.code, ended.out) == (1, ""), "the head of a broken audit log is nothing to keep"
+        assert message in ended.err
 
     async def test_tail_cut_off_together_with_its_head_is_detected_only_by_a_saved_head(
         self, home: Path, short_tmp: Path
@@ -203,19 +203,19 @@ class TestVerifyLedger:
         for word in ("verify", "export"):
             ended = await run(short_tmp, "audit", word, "--ledger-dir", str(home))
             assert (ended.code, ended.out) == (3, "")
-            assert "ask that service, stop it first, or look at a copy" in ended.err
+            assert "query that service, stop it first, or use a copy" in ended.err
         await ledger.close()
 
     @pytest.mark.parametrize(
-        ("content", "complaint"), [(b"not a database, by any means" * 100, "is not a ledger"), (b"", "is a database")]
+        ("content", "message"), [(b"not a database, by any means" * 100, "is not a ledger"), (b"", "is a database")]
     )
     async def test_damaged_ledger_gives_no_verdict(
-        self, home: Path, short_tmp: Path, content: bytes, complaint: str
+        self, home: Path, short_tmp: Path, content: bytes, message: str
     ) -> None:
         (home / "ledger.db").write_bytes(content)
         ended = await run(short_tmp, "audit", "verify", "--ledger-dir", str(home))
         assert (ended.code, ended.out) == (1, "")
-        assert complaint in ended.err
+        assert message in ended.err
         assert str(home) in ended.err, "it is named where it lies, not where its copy lay"
 
     async def test_directory_without_a_ledger_gives_no_verdict(self, tmp_path: Path, short_tmp: Path) -> None:
@@ -241,29 +241,29 @@ class TestAuditHead:
             "hash": head.hash,
         }
 
-    async def test_trail_without_rows_has_no_audit_head(self, service: Reading, short_tmp: Path) -> None:
+    async def test_audit_log_without_rows_has_no_audit_head(self, service: Reading, short_tmp: Path) -> None:
         service.ledger = MemoryLedger()
         ended = await run(short_tmp, "audit", "head")
         assert (ended.code, ended.out) == (1, "")
-        assert "has no row yet" in ended.err
+        assert "its audit log is empty" in ended.err
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
 class TestTerminalOutput:
     async def test_broken_verdict_fits_the_terminal(self, home: Path, columns: int) -> None:
-        told = await at_terminal(
+        shown = await at_terminal(
             "audit", "verify", "--ledger-dir", str(home), "--head", f"7:{'a' * 64}", columns=columns
         )
-        assert told.code == 1
-        agrees_with(f"audit-verify-broken-{columns}", told.text)
+        assert shown.code == 1
+        agrees_with(f"audit-verify-broken-{columns}", shown.text)
 
     async def test_intact_verdict_fits_the_terminal(self, service: Reading, short_tmp: Path, columns: int) -> None:
-        told = await at_terminal(
+        shown = await at_terminal(
             "audit", "verify", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}
         )
-        assert told.code == 0
-        agrees_with(f"audit-verify-intact-{columns}", told.text)
+        assert shown.code == 0
+        agrees_with(f"audit-verify-intact-{columns}", shown.text)
 
     async def test_audit_head_is_never_wrapped(self, service: Reading, short_tmp: Path, columns: int) -> None:
-        told = await at_terminal("audit", "head", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
-        assert told.text == f"{written(service.ledger.head())}\n"
+        shown = await at_terminal("audit", "head", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
+        assert shown.text == f"{written(service.ledger.head())}\n"

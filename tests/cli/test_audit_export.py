@@ -18,13 +18,13 @@ from tests.ledger_samples import fill
 
 @pytest.fixture
 async def service(short_tmp: Path) -> AsyncIterator[Reading]:
-    async with reading(short_tmp) as there:
-        yield there
+    async with reading(short_tmp) as node:
+        yield node
 
 
 @pytest.fixture
 async def home(tmp_path: Path) -> Path:
-    """Return the state directory of a stopped service; its trail has twenty rows."""
+    """Return the state directory of a stopped service; its audit log has twenty rows."""
     await fill(tmp_path / "state", ROWS)
     return tmp_path / "state"
 
@@ -34,7 +34,7 @@ async def exported(home: Path, short_tmp: Path) -> Path:
     """Return an export of :func:`home`."""
     ended = await run(short_tmp, "audit", "export", "--ledger-dir", str(home))
     assert (ended.code, ended.err) == (0, "")
-    file = home.parent / "trail.jsonl"
+    file = home.parent / "audit.jsonl"
     file.write_text(ended.out)
     return file
 
@@ -58,7 +58,7 @@ class TestVerifyFile:
         ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "-o", "json")
         assert verdict(ended) == (1, "broken")
         assert re.match(
-            r"Line \d+ of .*trail.jsonl is no audit row \(.*\): it was edited or cut off", ended.json["message"]
+            r"Line \d+ of .*audit.jsonl is not an audit row \(.*\): it was edited or truncated", ended.json["message"]
         )
 
     async def test_file_that_is_no_export_gives_no_verdict(self, tmp_path: Path, short_tmp: Path) -> None:
@@ -66,23 +66,23 @@ class TestVerifyFile:
         file.write_bytes(b"\xff\x1b[2J")
         ended = await run(short_tmp, "audit", "verify", "--file", str(file))
         assert (ended.code, ended.out) == (1, "")
-        assert ended.err.startswith(f"Error: {file} is no export of an audit trail (")
-        assert ended.err.endswith("scrubber audit export makes one.\n")
+        assert ended.err.startswith(f"Error: {file} is not an export of an audit log (")
+        assert ended.err.endswith("Run `scrubber audit export` to create one.\n")
 
     async def test_missing_export_file_is_a_usage_error(self, tmp_path: Path, short_tmp: Path) -> None:
         ended = await run(short_tmp, "audit", "verify", "--file", str(tmp_path / "none"))
-        assert ended == Ended(2, "", f"Error: {tmp_path / 'none'} cannot be read: No such file or directory.\n")
+        assert ended == Ended(2, "", f"Error: Cannot read {tmp_path / 'none'}: No such file or directory.\n")
 
     async def test_ledger_and_file_options_together_are_refused(
         self, exported: Path, home: Path, short_tmp: Path
     ) -> None:
         ended = await run(short_tmp, "audit", "verify", "--file", str(exported), "--ledger-dir", str(home))
         assert (ended.code, ended.out) == (2, "")
-        assert "give either a ledger or a file" in ended.err
+        assert "--file: cannot be combined with --ledger-dir" in ended.err
 
 
 class TestExport:
-    async def test_first_export_line_is_the_trails_ends_and_others_are_rows_as_hashed(
+    async def test_first_export_line_is_the_audit_logs_ends_and_others_are_rows_as_hashed(
         self, service: Reading, short_tmp: Path
     ) -> None:
         ended = await run(short_tmp, "audit", "export", "-")
@@ -135,7 +135,7 @@ class TestExport:
         assert "ends at row 20: there is no row 21" in ended.err
 
     async def test_export_target_other_than_standard_output_is_refused(self, short_tmp: Path) -> None:
-        ended = await run(short_tmp, "audit", "export", "trail.jsonl")
+        ended = await run(short_tmp, "audit", "export", "audit.jsonl")
         assert (ended.code, ended.out) == (2, "")
         assert "scrubber audit export > FILE" in " ".join(ended.err.split())
 
@@ -169,12 +169,12 @@ class TestExport:
         ended = await run(short_tmp, "audit", "verify", "--file", str(file), "-o", "json")
         assert verdict(ended) == (1, "broken")
 
-    async def test_export_of_a_trail_without_its_end_is_an_error_exit(self, home: Path, short_tmp: Path) -> None:
+    async def test_export_of_a_audit_log_without_its_end_is_an_error_exit(self, home: Path, short_tmp: Path) -> None:
         tamper(home, "DELETE FROM audit WHERE sequence > 15")
         ended = await run(short_tmp, "audit", "export", "--ledger-dir", str(home))
         assert ended.code == 1
         assert len(ended.out.splitlines()) == 16
-        assert "ends at row 15, but 20 rows were written: what was exported is not all of it" in ended.err
+        assert "ends at row 15, but its head is row 20: the export is incomplete" in ended.err
 
 
 async def test_interrupted_verification_gives_no_verdict(tmp_path: Path, short_tmp: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import InvalidRequest, Refused
-from tests.cli.acting_stage import Node, device, standing
+from tests.cli.acting_stage import Node, device, served
 from tests.cli.stage import Ended, run
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal, terminal
 
@@ -45,7 +45,7 @@ UNKNOWN = device(2)
 
 @pytest.fixture
 async def node(short_tmp: Path) -> AsyncIterator[Node]:
-    async with standing(short_tmp) as node:
+    async with served(short_tmp) as node:
         node.devices = [SAME, CHANGED, UNKNOWN]
         node.accepted = device(1, baseline=taken(("vbios", OTHER, OTHER)))
         yield node
@@ -84,7 +84,7 @@ class TestBaselineShow:
     async def test_device_that_matches_its_baseline_exits_with_zero(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "show", SAME.id)
         assert (ended.code, ended.err) == (0, "")
-        assert "verdict  as expected" in ended.out
+        assert "verdict   as expected" in ended.out
 
     async def test_device_without_a_baseline_exits_with_one(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "show", "2", "-o", "json")
@@ -121,17 +121,17 @@ class TestBaselineShow:
     async def test_terminal_output_shows_the_differences(
         self, node: Node, short_tmp: Path, columns: int, words: tuple[str, ...]
     ) -> None:
-        there = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
-        told = await at_terminal("baseline", "show", *words, columns=columns, environment=there)
-        assert told.code == 1
-        agrees_with(f"baseline-{'one' if words else 'all'}-{columns}", told.text)
+        environment = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
+        result = await at_terminal("baseline", "show", *words, columns=columns, environment=environment)
+        assert result.code == 1
+        agrees_with(f"baseline-{'one' if words else 'all'}-{columns}", result.text)
 
 
 class TestBaselineAccept:
     async def test_accepted_facts_are_the_ones_that_were_shown(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "new VBIOS", "--yes", "-o", "json")
         assert ended.code == 0
-        assert node.asked == [
+        assert node.requests == [
             pb.ListDevicesRequest(),
             pb.AcceptBaselineRequest(
                 device=CHANGED.id,
@@ -143,7 +143,7 @@ class TestBaselineAccept:
         assert OTHER in ended.err
 
     async def test_device_that_changed_since_being_shown_is_refused(self, node: Node, short_tmp: Path) -> None:
-        node.refusal = Refused("Device 1 is something else by now than what you were shown (vbios 6.6.6): look again.")
+        node.refusal = Refused("Device 1 differs from what you were shown (vbios 6.6.6): check it again.")
         ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "new VBIOS", "--yes")
         assert (ended.code, ended.out) == (3, "")
         assert ended.err.endswith(f"Error: {node.refusal}\n")
@@ -156,7 +156,7 @@ class TestBaselineAccept:
             ["model", "-", "NVIDIA", "H200", "new"],
             ["vbios", "-", OTHER, "new"],
         ]
-        assert dict(node.asked[-1].expected_facts) == {"model": "NVIDIA H200", "vbios": OTHER}
+        assert dict(node.requests[-1].expected_facts) == {"model": "NVIDIA H200", "vbios": OTHER}
 
     async def test_accepted_device_with_a_pending_cause_is_rechecked_within_a_minute(
         self, node: Node, short_tmp: Path
@@ -165,34 +165,34 @@ class TestBaselineAccept:
         ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "new VBIOS", "--yes")
         assert ended.code == 0
         assert ended.err.endswith(
-            "Note: Device 1 is judged by it at the next look, within a minute; until then scrubber devices says of it what "
-            "it said before.\n"
+            "Note: Device 1 is compared with its new baseline at the next check, within a minute. Until then, "
+            "`scrubber devices` shows its previous state.\n"
         )
 
     async def test_unknown_device_is_a_usage_error(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "baseline", "accept", "9", "--reason", "why", "--yes")
-        assert (ended.code, ended.out, node.asked) == (2, "", [pb.ListDevicesRequest()])
+        assert (ended.code, ended.out, node.requests) == (2, "", [pb.ListDevicesRequest()])
 
     @pytest.mark.parametrize("words", [(), ("--reason", " ")])
     async def test_accept_without_a_reason_sends_no_request(
         self, node: Node, short_tmp: Path, words: tuple[str, ...]
     ) -> None:
         ended = await run(short_tmp, "baseline", "accept", "1", "--yes", *words)
-        assert (ended.code, ended.out, node.asked) == (2, "", [])
+        assert (ended.code, ended.out, node.requests) == (2, "", [])
         assert "--reason" in ended.err
 
     async def test_refused_acceptance_is_one_message(self, node: Node, short_tmp: Path) -> None:
-        node.error = InvalidRequest("No device is called '1'.")
+        node.error = InvalidRequest("No device matches '1'.")
         ended = await run(short_tmp, "baseline", "accept", "1", "--reason", "why", "--yes")
-        assert ended == Ended(2, "", "Error: No device is called '1'.\n")
+        assert ended == Ended(2, "", "Error: No device matches '1'.\n")
 
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_confirmation_shows_the_facts_to_be_accepted(self, node: Node, short_tmp: Path, columns: int) -> None:
         words = ("baseline", "accept", "1", "--reason", "new VBIOS")
-        there = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
-        async with terminal(*words, columns=columns, environment=there) as person:
-            await person.shows("Go on? [y/N]")
-            agrees_with(f"baseline-accept-{columns}", person.screen.text)
+        environment = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
+        async with terminal(*words, columns=columns, environment=environment) as session:
+            await session.shows("Continue? [y/N]")
+            agrees_with(f"baseline-accept-{columns}", session.screen.text)
 
     async def test_confirmation_names_the_warnings_that_become_normal(self, node: Node, short_tmp: Path) -> None:
         narrow = pb.Device()
@@ -200,6 +200,6 @@ class TestBaselineAccept:
         narrow.conditions.extend([pb.Condition(code="pcie-width"), pb.Condition(code="retired-pages")])
         node.devices = [narrow]
         words = ("baseline", "accept", "1", "--reason", "new VBIOS")
-        async with terminal(*words, columns=200, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}) as person:
-            await person.shows("Go on? [y/N]")
-            assert "counts as right, the warnings that stand too (pcie-width)." in person.screen.text
+        async with terminal(*words, columns=200, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}) as session:
+            await session.shows("Continue? [y/N]")
+            assert "becomes its baseline, including its current warnings (pcie-width)." in session.screen.text

@@ -21,7 +21,7 @@ from tests.cli.terminal import Terminal, terminal
 ROOT = Path(__file__).parents[2]
 PROMPT = "READY>"
 EMPTY_LINE = "\x15"
-PATIENCE = "20"
+TIMEOUT = "20"
 """Seconds. The offered completions must not depend on the load of the machine."""
 BASH = (
     f"PS1='{PROMPT} '; bind 'set enable-bracketed-paste off'; bind 'set show-all-if-ambiguous on'; "
@@ -65,21 +65,21 @@ async def service(short_tmp: Path) -> AsyncIterator[Reticent]:
 class Shell:
     """A shell at its prompt."""
 
-    there: Terminal
+    session: Terminal
 
     async def completes(self, begun: str, whole: str) -> None:
         """Assert that Tab completes ``begun`` to ``whole``, including trailing blanks; leaves an empty line."""
-        self.there.type(f"{begun}\tX")
-        await self.there.shows(f"{whole}X")
-        self.there.type(EMPTY_LINE)
+        self.session.type(f"{begun}\tX")
+        await self.session.shows(f"{whole}X")
+        self.session.type(EMPTY_LINE)
 
     async def offers(self, begun: str, *words: str) -> None:
         """Assert that Tab shows each of ``words``, which were not there before; leaves an empty line."""
-        assert not any(word in self.there.screen.text for word in words)
-        self.there.type(f"{begun}\t")
+        assert not any(word in self.session.screen.text for word in words)
+        self.session.type(f"{begun}\t")
         for word in words:
-            await self.there.shows(word)
-        self.there.type(EMPTY_LINE)
+            await self.session.shows(word)
+        self.session.type(EMPTY_LINE)
 
 
 @asynccontextmanager
@@ -87,10 +87,10 @@ async def shell(program: str, *words: str, first: str, directory: Path, **more: 
     """Provide ``program`` at its prompt after the command ``first``."""
     async with terminal(
         *words, program=(program,), columns=200, environment={**surroundings(directory), **more}
-    ) as there:
-        there.type(f"{first}; echo LOA''DED\n")
-        await there.shows("LOADED")
-        yield Shell(there)
+    ) as session:
+        session.type(f"{first}; echo LOA''DED\n")
+        await session.shows("LOADED")
+        yield Shell(session)
 
 
 def surroundings(directory: Path) -> Mapping[str, str]:
@@ -105,7 +105,7 @@ def surroundings(directory: Path) -> Mapping[str, str]:
         "HOME": str(directory),
         "TERM": "dumb",
         "SCRUBBER_SOCKET_DIR": str(directory),
-        "_SCRUBBER_PATIENCE": PATIENCE,
+        "_SCRUBBER_COMPLETE_TIMEOUT": TIMEOUT,
     }
 
 
@@ -168,9 +168,11 @@ class TestFish:
         assert await fish(short_tmp, "scrubber unq") == [
             "unquarantine\tReturn a quarantined device to service, after probation.",
         ]
-        assert await fish(short_tmp, "scrubber sim cr") == ["create\tMake a simulated node, and say what to run next."]
+        assert await fish(short_tmp, "scrubber sim cr") == [
+            "create\tCreate a simulated node, and print the command that serves it."
+        ]
         assert await fish(short_tmp, "scrubber devices --outp") == [
-            "--output\tOutput format. One of: table, json, yaml, name."
+            "--output\tOutput format. One of: table, wide, json, yaml, name."
         ]
         assert await fish(short_tmp, "scrubber devices -o js") == ["json"]
         assert await fish(short_tmp, "scrubber devices --output=js") == ["--output=json"]
@@ -180,7 +182,7 @@ class TestFish:
         ]
         assert {"default", "strict", "trusted"} <= set(await fish(short_tmp, "scrubber policy show "))
         assert await fish(short_tmp, "scrubber history --event health.healthy --event break-g") == [
-            "break-glass.\tall that begin so",
+            "break-glass.\tall events with this prefix",
             "break-glass.ended",
             "break-glass.started",
         ]
@@ -214,17 +216,17 @@ async def answers(directory: Path, *words: str, **environment: str) -> list[list
     """Return the fields of each line of the answer to a shell."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "scrubber.cli.main", *words),
-        env={**os.environ, **surroundings(directory), "_SCRUBBER_COMPLETE": "zsh", **environment},
+        env={**os.environ, **surroundings(directory), "_SCRUBBER_COMPLETE": "complete_zsh", **environment},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     out, err = await process.communicate()
     assert (process.returncode, err.decode()) == (0, "")
-    return [line.split("\t") for line in out.decode().splitlines()]
+    return [line.split("\t") for line in out.decode().splitlines() if line]
 
 
 async def values(directory: Path, *words: str, **environment: str) -> list[str]:
-    return [each[1] for each in await answers(directory, *words, **environment) if each[0] == "word"]
+    return [each[1] for each in await answers(directory, *words, **environment) if each[0] == "plain"]
 
 
 class TestCandidates:
@@ -232,7 +234,7 @@ class TestCandidates:
         self, service: Reticent, short_tmp: Path
     ) -> None:
         flags = await values(short_tmp, "device", "--limit", "5", "-ojson", "-")
-        assert flags == ["--socket-dir", "--help"]
+        assert sorted(flags) == ["--help", "--no-headers", "--socket-dir", "-h"]
         assert "0" in await values(short_tmp, "device", "--limit", "5", "")
         assert await values(short_tmp, "device", "--limit", "5", "0", "") == [], "there is no second device"
         assert await values(short_tmp, "scrub", "0", "") != [], "there is one here"
@@ -254,13 +256,17 @@ class TestCandidates:
         assert "0" in await values(short_tmp, "device", f"--socket-dir={short_tmp}", "", **elsewhere)
 
     async def test_offered_certificates_are_those_of_devices(self, service: Reticent, short_tmp: Path) -> None:
-        assert await answers(short_tmp, "certificate", "show", "") == [["word", "c-7", "of device 0, clean"]]
+        assert await answers(short_tmp, "certificate", "show", "") == [["plain", "c-7", "of device 0, clean"]]
         assert "SIM-GPU-bb" in await values(short_tmp, "certificate", "show", "--device", "")
+
+    async def test_outcomes_of_events_are_offered(self, short_tmp: Path) -> None:
+        assert await values(short_tmp, "history", "--outcome", "f") == ["failed"]
+        assert await values(short_tmp, "history", "--outcome=f") == ["--outcome=failed"]
 
     async def test_unresponsive_service_is_not_waited_for(self, service: Reticent, short_tmp: Path) -> None:
         service.silent = True
-        assert await answers(short_tmp, "device", "", _SCRUBBER_PATIENCE="2") == []
-        async with asyncio.timeout(int(PATIENCE)):
+        assert await answers(short_tmp, "device", "", _SCRUBBER_COMPLETE_TIMEOUT="2") == []
+        async with asyncio.timeout(int(TIMEOUT)):
             await service.left.wait()
         assert service.spared > 1, "a command that asks the same waits for ten seconds"
 
@@ -279,13 +285,15 @@ class TestCandidates:
         ]
         found = await answers(short_tmp, "device", "")
         assert [each[1] for each in found] == ["0", "0:1", "MIG-GPU-1/1/0"]
-        assert found[0] == ["word", "0", "cl\N{REPLACEMENT CHARACTER}[2Jean x y, $(reboot)"]
+        assert found[0] == ["plain", "0", "cl\N{REPLACEMENT CHARACTER}[2Jean x y, $(reboot)"]
 
     async def test_bash_completes_the_part_after_the_last_word_break(self, short_tmp: Path) -> None:
         async def bash(line: str, breaks: str = "=:") -> list[str]:
-            return await values(short_tmp, _SCRUBBER_COMPLETE="bash", _SCRUBBER_LINE=line, _SCRUBBER_BREAKS=breaks)
+            return await values(
+                short_tmp, _SCRUBBER_COMPLETE="complete_bash", _SCRUBBER_LINE=line, _SCRUBBER_BREAKS=breaks
+            )
 
-        assert await bash("scrubber devices --output=") == ["table", "json", "yaml", "name"]
+        assert await bash("scrubber devices --output=") == ["table", "wide", "json", "yaml", "name"]
         assert await bash("scrubber devices --output=js") == ["json"]
         assert await bash("scrubber devices --output=js", breaks=" ") == ["--output=json"]
         assert await bash("scrubber serve --metrics-address 127.0.0.1:9464 --policy st") == ["strict"]
@@ -298,5 +306,5 @@ class TestCandidates:
         shipped = {each.stem for each in (ROOT / "policies").glob("*.yaml")} - {"xid"}
         for words in (("policy", "show", ""), ("serve", "--policy", ""), ("policy", "check", "default", "")):
             found = await answers(short_tmp, *words)
-            assert {each[1] for each in found if each[0] == "word"} == shipped
-            assert ["files"] in found
+            assert {each[1] for each in found if each[0] == "plain"} == shipped
+            assert ["file", "", ""] in found

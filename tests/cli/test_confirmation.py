@@ -79,7 +79,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 @pytest.mark.parametrize("typed", ["y\n", "Y\n", "yes\n", "  Yes  \n", "y"])
 def test_typed_yes_confirms(typed: str, desk: Desk) -> None:
     assert desk.agrees(Keyboard(typed))
-    assert desk.screen.getvalue().rstrip("\n") == "It is \N{REPLACEMENT CHARACTER}[2Jgone.\nGo on? [y/N] "
+    assert desk.screen.getvalue().rstrip("\n") == "It is \N{REPLACEMENT CHARACTER}[2Jgone.\nContinue? [y/N] "
 
 
 @pytest.mark.parametrize("typed", ["", "\n", "n\n", "no\n", "ye\n", "yess\n", "y n\n", "ja\n", "\x00\n", "\uff59\n"])
@@ -128,18 +128,18 @@ def closed() -> Keyboard:
 
 @pytest.mark.parametrize("keyboard", [None, io.StringIO("y\n"), closed()])
 def test_no_prompt_is_shown_without_a_terminal_for_input(keyboard: io.TextIOBase | None, desk: Desk) -> None:
-    with pytest.raises(typer.BadParameter, match="say --yes"):
+    with pytest.raises(typer.BadParameter, match=r"^stdin is not a terminal; pass --yes to confirm\.$"):
         desk.agrees(keyboard)
     assert desk.screen.getvalue() == ""
 
 
 def test_no_prompt_is_shown_without_a_terminal_for_output(desk: Desk) -> None:
     desk.screen = io.StringIO()
-    with pytest.raises(typer.BadParameter, match="say --yes"):
+    with pytest.raises(typer.BadParameter, match=r"^stderr is not a terminal; pass --yes to confirm\.$"):
         desk.agrees(Keyboard("y\n"))
 
 
 def test_no_input_option_shows_no_prompt(desk: Desk) -> None:
-    with pytest.raises(typer.BadParameter, match="say --yes"):
+    with pytest.raises(typer.BadParameter, match="pass --yes"):
         desk.agrees(Keyboard("y\n"), no_input=True)
     assert desk.screen.getvalue() == ""

@@ -39,7 +39,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[ServiceSettings]:
+def received(monkeypatch: pytest.MonkeyPatch) -> list[ServiceSettings]:
     """Replace the daemon by one that exits with 7; return the settings that it was given."""
     settings: list[ServiceSettings] = []
     daemon = ModuleType("scrubber.daemon")
@@ -60,9 +60,9 @@ def exit_code(*words: str) -> object:
     return ended.value.code
 
 
-def test_omitted_options_have_their_documented_defaults(told: list[ServiceSettings], tmp_path: Path) -> None:
+def test_omitted_options_have_their_documented_defaults(received: list[ServiceSettings], tmp_path: Path) -> None:
     assert exit_code("serve", "--sim-dir", str(tmp_path)) == 7
-    assert told == [
+    assert received == [
         ServiceSettings(
             backend=SIMULATED,
             sim_dir=tmp_path,
@@ -150,32 +150,32 @@ def everything(directory: Path) -> ServiceSettings:
 
 
 def test_every_option_reaches_the_settings(
-    told: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    received: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [word for flag, value in EVERYTHING.items() for word in (f"--{flag}", value)]
-    wanted = everything(tmp_path)
+    expected = everything(tmp_path)
     assert exit_code("serve", "--grpc-reflection", *words) == 7
-    assert told == [wanted]
+    assert received == [expected]
 
 
 def test_every_environment_variable_reaches_the_settings(
-    told: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    received: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for flag, value in {**EVERYTHING, "grpc-reflection": "true", "fail-on-init-error": "true"}.items():
         monkeypatch.setenv(NVIDIAS.get(flag, f"SCRUBBER_{flag.upper().replace('-', '_')}"), value)
-    wanted = everything(tmp_path)
+    expected = everything(tmp_path)
     assert exit_code("serve") == 7
-    assert told == [wanted]
+    assert received == [expected]
 
 
 def test_option_takes_precedence_over_its_environment_variable(
-    told: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    received: list[ServiceSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRUBBER_NODE_NAME", "n1")
     assert exit_code("serve", "--sim-dir", str(tmp_path), "--node-name", "n2") == 7
-    assert told[0].node_name == "n2"
+    assert received[0].node_name == "n2"
 
 
 def test_kubelet_socket_path_is_derived_from_the_kubelet_directory(tmp_path: Path) -> None:
@@ -207,13 +207,15 @@ class TestContainerIdentity:
         assert self.uses_cgroups(tmp_path, cgroup_root=tmp_path)
         assert self.uses_cgroups(tmp_path, backend=NVIDIA)
 
-    @pytest.mark.parametrize(("said", "used"), [(ContainerIdentity.CGROUP, True), (ContainerIdentity.MARKER, False)])
+    @pytest.mark.parametrize(
+        ("configured", "used"), [(ContainerIdentity.CGROUP, True), (ContainerIdentity.MARKER, False)]
+    )
     def test_explicit_container_identity_takes_precedence_over_detection(
-        self, tmp_path: Path, said: ContainerIdentity, used: bool
+        self, tmp_path: Path, configured: ContainerIdentity, used: bool
     ) -> None:
-        assert self.uses_cgroups(tmp_path, container_identity=said) is used
+        assert self.uses_cgroups(tmp_path, container_identity=configured) is used
         (tmp_path / "k").mkdir()
-        assert self.uses_cgroups(tmp_path, container_identity=said) is used
+        assert self.uses_cgroups(tmp_path, container_identity=configured) is used
 
 
 def test_relative_paths_are_resolved_when_settings_are_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,12 +251,18 @@ def test_invalid_listen_address_is_refused(written: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "The sim backend needs the directory of a simulated node: give it with --sim-dir DIR"),
-        (("--sim-dir", "{file}"), "--sim-dir {file} is not a directory; give the directory that it should be in."),
+        ((), "The sim backend needs the directory of a simulated node: pass it with --sim-dir DIR"),
+        (("--sim-dir", "{file}"), "--sim-dir {file} is not a directory; pass a directory."),
         (("--backend", "nvidia", "--state-dir", "{file}"), "--state-dir {file} is not a directory"),
         (("--backend", "nvidia", "--metrics-address", "9464"), '"9464" is not an address to listen on'),
-        (("--backend", "nvidia", "--metrics-cert", "{file}"), "--metrics-cert needs --metrics-key: a certificate and"),
-        (("--backend", "nvidia", "--metrics-key", "{file}"), "--metrics-key needs --metrics-cert: a certificate and"),
+        (
+            ("--backend", "nvidia", "--metrics-cert", "{file}"),
+            "--metrics-cert needs --metrics-key: pass a certificate and",
+        ),
+        (
+            ("--backend", "nvidia", "--metrics-key", "{file}"),
+            "--metrics-key needs --metrics-cert: pass a certificate and",
+        ),
         (
             ("--backend", "nvidia", "--metrics-client-ca", "{file}"),
             "--metrics-client-ca needs --metrics-cert and --metrics-key: without them scrapes are not encrypted",
@@ -263,19 +271,19 @@ def test_invalid_listen_address_is_refused(written: str) -> None:
         (("--backend", "nvidia", "--poll-interval", "1h"), "--poll-interval cannot be 3600 s"),
         (
             ("--backend", "nvidia", "--nvidia-driver-root", "/no/such"),
-            "--nvidia-driver-root /no/such is not there; give",
+            "--nvidia-driver-root /no/such does not exist; pass",
         ),
         (
             ("--backend", "nvidia", "--disable-healthchecks", "13,x"),
-            'DP_DISABLE_HEALTHCHECKS: "x" is no XID; write all,',
+            'DP_DISABLE_HEALTHCHECKS: "x" is not an XID; write all,',
         ),
-        (("--backend", "nvidia", "--node-name", "a b"), '"a b" is no node name'),
+        (("--backend", "nvidia", "--node-name", "a b"), '"a b" is not a valid node name'),
         (("--backend", "nvidia", "--policy", ""), "--policy is empty"),
-        (("--backend", "nvidia", "--admin-group", "no-such-group"), 'There is no group "no-such-group"'),
+        (("--backend", "nvidia", "--admin-group", "no-such-group"), 'The group "no-such-group" does not exist'),
     ],
 )
 def test_unusable_settings_are_refused_before_the_daemon_starts(
-    told: list[ServiceSettings],
+    received: list[ServiceSettings],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     words: tuple[str, ...],
@@ -285,7 +293,7 @@ def test_unusable_settings_are_refused_before_the_daemon_starts(
     file.write_text("")
     assert exit_code("serve", *(word.format(file=file) for word in words)) == 2
     out, err = capsys.readouterr()
-    assert (out, told) == ("", [])
+    assert (out, received) == ("", [])
     assert err.startswith(f"Error: {message.format(file=file)}")
     assert err.count("\n") == 1
 
@@ -308,10 +316,10 @@ def test_disabled_xids_are_parsed_like_nvidias_plugin(
 
 
 def test_plugin_options_reach_the_plugin_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told: list[PluginSettings] = []
+    received: list[PluginSettings] = []
 
     async def run(given: PluginSettings) -> int:
-        told.append(given)
+        received.append(given)
         return 0
 
     monkeypatch.setattr(plugin.main, "run", run)
@@ -319,7 +327,7 @@ def test_plugin_options_reach_the_plugin_settings(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SCRUBBER_SOCKET_DIR", "sockets")
     words = ("--kubelet-dir", "kubelet", "--resource-name", "nvidia.com/gpu", "--registration", "classic")
     assert exit_code("plugin", *words, "--log-format", "json", "--log-level", "warning") == 0
-    assert told == [
+    assert received == [
         PluginSettings(
             kubelet_dir=tmp_path / "kubelet",
             socket=tmp_path / "sockets",
@@ -340,10 +348,10 @@ METRICS = {"address": "[::1]:0", "cert": "cert.pem", "key": "key.pem", "client-c
 def test_metrics_options_reach_the_plugin_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_variable: bool
 ) -> None:
-    told: list[PluginSettings] = []
+    received: list[PluginSettings] = []
 
     async def run(given: PluginSettings) -> int:
-        told.append(given)
+        received.append(given)
         return 0
 
     monkeypatch.setattr(plugin.main, "run", run)
@@ -355,7 +363,7 @@ def test_metrics_options_reach_the_plugin_settings(
         if by_variable:
             monkeypatch.setenv(f"SCRUBBER_PLUGIN_METRICS_{flag.upper().replace('-', '_')}", value)
     assert exit_code("plugin", *(() if by_variable else words)) == 0
-    (settings,) = told
+    (settings,) = received
     assert settings.metrics_address == Address("::1", 0)
     assert settings.metrics_required
     assert settings.metrics_tls == MetricsTls(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
@@ -365,8 +373,8 @@ def test_metrics_options_reach_the_plugin_settings(
     ("words", "message"),
     [
         (("--metrics-address", "9465"), '"9465" is not an address to listen on'),
-        (("--metrics-cert", "c.pem"), "--metrics-cert needs --metrics-key: a certificate and its key"),
-        (("--metrics-key", "k.pem"), "--metrics-key needs --metrics-cert: a certificate and its key"),
+        (("--metrics-cert", "c.pem"), "--metrics-cert needs --metrics-key: pass a certificate and its key together."),
+        (("--metrics-key", "k.pem"), "--metrics-key needs --metrics-cert: pass a certificate and its key together."),
         (("--metrics-client-ca", "ca.pem"), "--metrics-client-ca needs --metrics-cert and --metrics-key"),
         (("--metrics-client-ca", "ca.pem", "--metrics-key", "k.pem"), "--metrics-key needs --metrics-cert"),
     ],

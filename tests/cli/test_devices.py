@@ -76,7 +76,7 @@ class TestDevices:
         ended = await run(short_tmp, "devices", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
         assert (ended.json["apiVersion"], ended.json["kind"]) == ("cli.scrubber.dev/v1", "DeviceList")
-        assert service.asked == [pb.ListDevicesRequest()]
+        assert service.requests == [pb.ListDevicesRequest()]
         clean, sick = ended.items
         assert (clean["metadata"]["name"], clean["hygiene"], clean["certificate"]["metadata"]["name"]) == (
             "SIM-GPU-aa",
@@ -111,20 +111,20 @@ class TestDevices:
     ) -> None:
         service.devices = [given_back(hygiene)]
         assert [row["TENANT"] for row in cells((await run(short_tmp, "devices")).out)] == ["-"]
-        (told,) = (await run(short_tmp, "devices", "-o", "json")).items
-        assert told["assignedTo"] is None
-        assert told["openGrants"] == []
-        assert [(each["sequence"], each["pod"]) for each in told["previousGrants"]] == [(4, "train-0")]
+        (item,) = (await run(short_tmp, "devices", "-o", "json")).items
+        assert item["assignedTo"] is None
+        assert item["openGrants"] == []
+        assert [(each["sequence"], each["pod"]) for each in item["previousGrants"]] == [(4, "train-0")]
 
     async def test_assigned_device_shows_its_tenant_whatever_its_health(
         self, service: Service, short_tmp: Path
     ) -> None:
         service.devices = [DEVICE]
-        (told,) = (await run(short_tmp, "devices", "-o", "json")).items
-        assert told["health"] == "quarantined"
-        assert (told["assignedTo"]["tenant"], told["assignedTo"]["pod"]) == ("team-a", "train-0")
-        assert [each["sequence"] for each in told["openGrants"]] == [4]
-        assert told["previousGrants"] == []
+        (item,) = (await run(short_tmp, "devices", "-o", "json")).items
+        assert item["health"] == "quarantined"
+        assert (item["assignedTo"]["tenant"], item["assignedTo"]["pod"]) == ("team-a", "train-0")
+        assert [each["sequence"] for each in item["openGrants"]] == [4]
+        assert item["previousGrants"] == []
 
     async def test_name_output_prints_one_id_per_line(self, service: Service, short_tmp: Path) -> None:
         assert (await run(short_tmp, "devices", "-o", "name")).out == "SIM-GPU-aa\nSIM-GPU-bb\n"
@@ -134,19 +134,19 @@ class TestDevices:
         assert ended == Ended(0, "SIM-GPU-bb\n", "")
 
     @pytest.mark.parametrize(
-        ("name", "told"), [("7", "No device is called '7'"), ("SIM-GPU-", "is the beginning of 2 device ids")]
+        ("name", "message"), [("7", "No device matches '7'"), ("SIM-GPU-", "is the prefix of 2 device ids")]
     )
     async def test_ambiguous_or_unknown_device_name_is_a_usage_error(
-        self, service: Service, short_tmp: Path, name: str, told: str
+        self, service: Service, short_tmp: Path, name: str, message: str
     ) -> None:
         for command in ("devices", "device"):
             ended = await run(short_tmp, command, name)
             assert (ended.code, ended.out) == (2, "")
-            assert told in ended.err
+            assert message in ended.err
 
     async def test_table_without_a_terminal_is_not_truncated(self, service: Service, short_tmp: Path) -> None:
         service.devices = [fresh(CLEAN, 200), SMALL, DEVICE]
-        clean, small, device = cells((await run(short_tmp, "devices")).out)
+        clean, small, device = cells((await run(short_tmp, "devices", "-o", "wide")).out)
         assert (clean["HYGIENE"], clean["HEALTH"], clean["CERTIFICATE"]) == ("clean", "healthy", "3m")
         assert small["DEVICE"] == SMALL.id
         assert small["TENANT"] == "team-with-a-long-name/a-training-job-with-an-even-longer-name-7d9f/main"
@@ -155,21 +155,51 @@ class TestDevices:
 
     async def test_device_offered_although_out_of_service_is_marked(self, service: Service, short_tmp: Path) -> None:
         service.devices = [CLEAN, BROKEN, SICK]
-        clean, broken, sick = cells((await run(short_tmp, "devices")).out)
+        clean, broken, sick = cells((await run(short_tmp, "devices", "-o", "wide")).out)
         assert [each["HEALTH"] for each in (clean, broken, sick)] == [
             "healthy",
             "quarantined, advertised",
             "quarantined",
         ]
-        assert (
-            broken["CAUSE"]
-            == "Observed only: nothing is refused for it. Break-glass override until 1970-01-01T00:01:00Z."
+        assert [each["CAUSE"] for each in (clean, broken, sick)] == ["-", "-", "xid-95"]
+        assert broken["MESSAGE"] == (
+            "Its policy only observes: no hand-over is refused. Break-glass override until 1970-01-01T00:01:00Z."
         )
-        assert sick["CAUSE"] == "xid-95: XID 95 was \N{REPLACEMENT CHARACTER}[31mseen."
+        assert sick["MESSAGE"] == "XID 95 was \N{REPLACEMENT CHARACTER}[31mseen."
+
+    async def test_unauthorized_use_is_a_cause_once(self, service: Service, short_tmp: Path) -> None:
+        cause = pb.Cause(code="unauthorized-use", message="PID 7 used it.")
+        service.devices = [
+            pb.Device(id="a", index="0", unauthorized_users=["PID 7 uses it.", "PID 8 uses it."]),
+            pb.Device(id="b", index="1", unauthorized_users=["PID 7 uses it."], cause=pb.Cause(code="xid-95")),
+            pb.Device(id="c", index="2", unauthorized_users=["PID 7 uses it."], cause=cause),
+        ]
+        rows = cells((await run(short_tmp, "devices", "-o", "wide")).out)
+        assert [each["CAUSE"] for each in rows] == ["unauthorized-use", "xid-95, unauthorized-use", "unauthorized-use"]
+        assert rows[0]["MESSAGE"] == "PID 7 uses it. PID 8 uses it."
+
+    async def test_table_has_few_columns_and_wide_has_all(self, service: Service, short_tmp: Path) -> None:
+        table, wide = [(await run(short_tmp, "devices", "-o", output)).out for output in ("table", "wide")]
+        few = ["INDEX", "DEVICE", "HYGIENE", "HEALTH", "TENANT", "CERTIFICATE", "CAUSE"]
+        assert table.splitlines()[0].split() == few
+        assert wide.splitlines()[0].split() == [*few, "MEMORY", "GRANTS", "POLICY", "MODEL", "MESSAGE"]
+
+    @pytest.mark.parametrize("output", ["table", "wide"])
+    async def test_no_headers_prints_the_rows_only(self, service: Service, short_tmp: Path, output: str) -> None:
+        ended = await run(short_tmp, "devices", "--no-headers", "-o", output)
+        assert [line.split()[:2] for line in ended.out.splitlines()] == [["0", "SIM-GPU-aa"], ["1", "SIM-GPU-bb"]]
+
+    @pytest.mark.parametrize("output", ["json", "yaml", "name"])
+    async def test_no_headers_has_no_effect_on_other_formats(
+        self, service: Service, short_tmp: Path, output: str
+    ) -> None:
+        with_flag = await run(short_tmp, "devices", "--no-headers", "-o", output)
+        assert with_flag == await run(short_tmp, "devices", "-o", output)
 
     async def test_default_policy_is_not_repeated_for_every_device(self, service: Service, short_tmp: Path) -> None:
         service.devices = [CLEAN, BROKEN, pb.Device(id="SIM-GPU-ee", index="4", state="clean")]
-        assert [row["POLICY"] for row in cells((await run(short_tmp, "devices")).out)] == ["-", "h200", "-"]
+        rows = cells((await run(short_tmp, "devices", "-o", "wide")).out)
+        assert [row["POLICY"] for row in rows] == ["-", "h200", "-"]
 
     async def test_break_glass_override_is_shown_below_the_table_with_actor_and_reason(
         self, service: Service, short_tmp: Path
@@ -178,9 +208,9 @@ class TestDevices:
         ended = await run(short_tmp, "devices")
         assert ended.code == 0
         assert ended.err == (
-            "Note: Until 1970-01-01T00:01:00Z nothing is refused for device 2 (SIM-GPU-cc): "
+            "Note: Device 2 (SIM-GPU-cc) is handed over whatever its checks find until 1970-01-01T00:01:00Z: "
             "break-glass override by uid:7 (a deadline\N{REPLACEMENT CHARACTER}[2J). "
-            "To end it now: scrubber break-glass 2 --end --reason …\n"
+            "To end it, run `scrubber break-glass 2 --end --reason …`.\n"
         )
 
     async def test_open_breaker_is_shown_below_the_table(self, service: Service, short_tmp: Path) -> None:
@@ -195,11 +225,11 @@ class TestDevices:
             ),
         )
         assert (await run(short_tmp, "devices")).err == (
-            "Note: 8 resets in 60 minutes. The next one may be at 1970-01-01T00:01:00Z.\nNote: 2 are out.\n"
+            "Note: 8 resets in 60 minutes. The next reset is allowed at 1970-01-01T00:01:00Z.\nNote: 2 are out.\n"
         )
         of_one = [(await run(short_tmp, "devices", each)).err for each in (SICK.id, CLEAN.id)]
         assert of_one == [
-            "Note: 8 resets in 60 minutes. The next one may be at 1970-01-01T00:01:00Z.\n",
+            "Note: 8 resets in 60 minutes. The next reset is allowed at 1970-01-01T00:01:00Z.\n",
             "Note: 2 are out.\n",
         ]
         service.info = pb.ServiceInfo(policy="default", breaker=pb.Breaker())
@@ -244,8 +274,8 @@ class TestDevice:
     ) -> None:
         for words in ((), ("--limit", "300"), ("--limit", "0")):
             assert (await run(short_tmp, "device", "GPU-1", *words)).code == 0
-        asked = [each for each in service.asked if isinstance(each, pb.GetHistoryRequest)]
-        assert asked == [pb.GetHistoryRequest(device=DEVICE.id, limit=limit) for limit in (20, 300)]
+        queries = [each for each in service.requests if isinstance(each, pb.GetHistoryRequest)]
+        assert queries == [pb.GetHistoryRequest(device=DEVICE.id, limit=limit) for limit in (20, 300)]
 
     async def test_healthy_device_output_is_short(self, service: Service, short_tmp: Path) -> None:
         service.entries = []
@@ -266,11 +296,12 @@ class TestDevice:
         service.devices = [given_back("dirty")]
         out = (await run(short_tmp, "device", "3")).out
         assert re.search(
-            r"\nAssigned to\nnone by a grant\n\nPreviously assigned to\nGRANT .*\n4 +team-a/train-0/main ", out
+            r"\nAssigned to\nnone, but it is used without a grant\n\nPreviously assigned to\nGRANT .*\n4 +team-a/train-0/main ",
+            out,
         )
 
     @pytest.mark.parametrize(
-        ("more", "told"),
+        ("more", "expected"),
         [
             ({"enforcement": "enforce"}, "pending: the device is not handed over before it"),
             (
@@ -284,17 +315,17 @@ class TestDevice:
         ],
     )
     async def test_hand_over_behaviour_while_a_reset_is_required_is_shown(
-        self, service: Service, short_tmp: Path, more: dict[str, Any], told: str
+        self, service: Service, short_tmp: Path, more: dict[str, Any], expected: str
     ) -> None:
         service.devices = [pb.Device(id="x", index="0", reset_pending=True, **more)]
         (line,) = (each for each in (await run(short_tmp, "device", "0")).out.splitlines() if each.startswith("reset "))
-        assert line.split(maxsplit=1)[1] == told
+        assert line.split(maxsplit=1)[1] == expected
 
     @pytest.mark.parametrize(
-        ("way", "told"), [("scrub", True), ("reset", True), ("wait", True), ("reboot", False), ("operator", False)]
+        ("way", "is_shown"), [("scrub", True), ("reset", True), ("wait", True), ("reboot", False), ("operator", False)]
     )
     async def test_next_recovery_attempt_is_shown_only_where_the_service_makes_one(
-        self, service: Service, short_tmp: Path, way: str, told: bool
+        self, service: Service, short_tmp: Path, way: str, is_shown: bool
     ) -> None:
         service.devices = [
             pb.Device(
@@ -306,8 +337,8 @@ class TestDevice:
             )
         ]
         out = (await run(short_tmp, "device", "0")).out
-        assert ("next attempt" in out) is told
-        assert ("due since 1970-01-01T00:00:09Z, " in out) is told
+        assert ("next attempt" in out) is is_shown
+        assert ("due since 1970-01-01T00:00:09Z, " in out) is is_shown
         assert "1 recovery attempt failed" in out
 
     async def test_recovery_instruction_names_the_device_in_the_command(
@@ -346,18 +377,29 @@ class TestDevice:
 
 class TestOnATerminal:
     @pytest.mark.parametrize("columns", WIDTHS)
-    async def test_device_list_fits_the_terminal(self, service: Service, short_tmp: Path, columns: int) -> None:
+    @pytest.mark.parametrize("output", ["table", "wide"])
+    async def test_device_list_fits_the_terminal(
+        self, service: Service, short_tmp: Path, columns: int, output: str
+    ) -> None:
         service.devices = [fresh(CLEAN, 200), SMALL, lately(DEVICE), BROKEN]
-        told = await at_terminal("devices", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
-        assert told.code == 0
-        agrees_with(f"devices-{columns}", timeless(told.text))
+        environment = {"SCRUBBER_SOCKET_DIR": str(short_tmp), "SCRUBBER_OUTPUT": output}
+        result = await at_terminal("devices", columns=columns, environment=environment)
+        assert result.code == 0
+        agrees_with(f"devices-{columns}" if output == "table" else f"devices-wide-{columns}", timeless(result.text))
+
+    async def test_shortened_id_is_accepted_as_an_argument(self, service: Service, short_tmp: Path) -> None:
+        service.devices = [SMALL, lately(DEVICE)]
+        result = await at_terminal("devices", columns=80, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
+        shown = result.text.splitlines()[1].split()[1]
+        assert shown.endswith("…")
+        assert (await run(short_tmp, "devices", shown, "-o", "name")).out == f"{SMALL.id}\n"
 
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_device_details_fit_the_terminal(self, service: Service, short_tmp: Path, columns: int) -> None:
         service.devices, service.entries = [lately(DEVICE)], [ENTRY]
-        told = await at_terminal("device", "3", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
-        assert told.code == 0
-        agrees_with(f"device-{columns}", timeless(told.text))
+        result = await at_terminal("device", "3", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
+        assert result.code == 0
+        agrees_with(f"device-{columns}", timeless(result.text))
 
     async def test_states_are_coloured_unless_colours_are_disabled(self, service: Service, short_tmp: Path) -> None:
         socket = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
@@ -365,15 +407,15 @@ class TestOnATerminal:
         assert b"\x1b[31mquarantined\x1b[0m" in coloured.raw
         assert b"\x1b[32mclean\x1b[0m" in coloured.raw
         for plain in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-            told = await at_terminal("devices", columns=80, environment=socket | plain)
-            assert b"\x1b" not in told.raw
-            assert told.text == coloured.text
+            result = await at_terminal("devices", columns=80, environment=socket | plain)
+            assert b"\x1b" not in result.raw
+            assert result.text == coloured.text
 
     async def test_json_on_a_terminal_is_plain_json(self, service: Service, short_tmp: Path) -> None:
-        told = await at_terminal(
+        result = await at_terminal(
             "devices", "-o", "json", columns=80, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}, streams=["stderr"]
         )
-        assert len(json.loads(told.out)["items"]) == 2
+        assert len(json.loads(result.out)["items"]) == 2
 
     async def test_interrupt_exits_with_130(self, service: Service, short_tmp: Path) -> None:
         class Slow(Service):

@@ -25,10 +25,10 @@ from tests.doctor.stage import (
     SERVED,
     STATE,
     TOOLKIT,
-    as_stranger,
     found,
     healthy,
     run,
+    run_unprivileged,
     write,
 )
 
@@ -93,7 +93,7 @@ def test_well_configured_node_has_no_remedies(node: CheckContext) -> None:
 def test_every_check_runs_on_an_empty_node(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
     node = CheckContext(
-        service=ServiceReport(error="The scrub service is not there."),
+        service=ServiceReport(error="The scrub service is not reachable."),
         root=tmp_path,
         socket_dir=nothing,
         state_dir=nothing,
@@ -127,9 +127,13 @@ def test_every_finding_that_is_not_ok_has_a_remedy(tmp_path: Path, node: CheckCo
     nothing = CheckContext(
         service=ServiceReport(error="Away."), root=tmp_path, state_dir=tmp_path / "no", socket_dir=tmp_path / "no"
     )
-    told = [*check_node(nothing), *check_node(replace(nothing, service=bad)), *check_node(replace(node, service=bad))]
-    assert {check.level for check in told} == set(CheckLevel)
-    assert [check for check in told if check.level is not CheckLevel.OK and not check.remedy] == []
+    results = [
+        *check_node(nothing),
+        *check_node(replace(nothing, service=bad)),
+        *check_node(replace(node, service=bad)),
+    ]
+    assert {check.level for check in results} == set(CheckLevel)
+    assert [check for check in results if check.level is not CheckLevel.OK and not check.remedy] == []
 
 
 def test_every_check_has_a_description() -> None:
@@ -161,7 +165,7 @@ def test_hanging_check_is_reported_and_delays_no_other_check(node: CheckContext)
     finally:
         over.set()
     assert (hung.name, hung.level, well.level) == ("waits-for-a-file-system", CheckLevel.WARNING, CheckLevel.OK)
-    assert "did not come to an end" in hung.message
+    assert "The check did not finish" in hung.message
     assert "dmesg" in hung.remedy
 
 
@@ -224,9 +228,9 @@ async def test_service_that_accepts_and_never_answers_is_not_waited_for(short_tm
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(short_tmp / "read/read.sock"))
         silent.listen()
-        said = await query_service(short_tmp, seconds=0.3)
-    assert "did not answer within 0.3 s" in said.error
-    assert not said.is_available
+        answer = await query_service(short_tmp, seconds=0.3)
+    assert "did not answer within 0.3 s" in answer.error
+    assert not answer.is_available
 
 
 async def test_kubelet_that_accepts_and_never_answers_is_not_waited_for(short_tmp: Path) -> None:
@@ -234,11 +238,11 @@ async def test_kubelet_that_accepts_and_never_answers_is_not_waited_for(short_tm
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(path))
         silent.listen()
-        said = await query_kubelet(
+        answer = await query_kubelet(
             path, kubelet_dir=short_tmp, pod_logs=short_tmp, cgroups=short_tmp, device_ids=(), seconds=0.3
         )
-    assert (said.was_queried, said.is_trusted) == (True, False)
-    assert str(path) in said.message
+    assert (answer.was_queried, answer.is_trusted) == (True, False)
+    assert str(path) in answer.message
 
 
 # --- the command
@@ -282,15 +286,15 @@ async def test_paths_are_taken_from_the_service(node: CheckContext, sockets: Pat
         service.info.paths.update(places)
         ended = await run("--socket-dir", sockets, "--node-root", node.root, "-o", "json")
     assert ended.check("state-dir")["message"].startswith(f"{node.root}/{STATE} is ")
-    assert ended.check("policy")["message"].startswith(f"{node.root}/etc/scrubber/policy.yaml says otherwise (mine,")
+    assert ended.check("policy")["message"].startswith(f"{node.root}/etc/scrubber/policy.yaml differs (mine,")
     assert ended.check("kubelet")["message"] == f"The kubelet listens in {node.root}/k."
 
 
 async def test_invalid_paths_from_the_service_are_not_followed(short_tmp: Path) -> None:
     async with served(short_tmp) as service:
         service.info = pb.ServiceInfo(paths={"state": "relative", "kubelet": "", "policy": "/with\0zero"})
-        said = await query_service(short_tmp)
-    assert (said.paths.state, said.paths.kubelet, said.paths.policy) == (None, None, None)
+        answer = await query_service(short_tmp)
+    assert (answer.paths.state, answer.paths.kubelet, answer.paths.policy) == (None, None, None)
 
 
 async def test_service_that_does_not_list_its_devices_is_reported(short_tmp: Path) -> None:
@@ -299,10 +303,17 @@ async def test_service_that_does_not_list_its_devices_is_reported(short_tmp: Pat
         service.devices = [
             pb.Device(id="GPU-a", index="0", break_glass=pb.BreakGlass(expires_at=60.0, reason="why", actor="uid:7"))
         ]
-        said = await query_service(short_tmp)
-    assert said.devices == (
+        answer = await query_service(short_tmp)
+    assert answer.devices == (
         DeviceReport(
-            "GPU-a", "0", "", False, "", "", break_glass_until=60.0, break_glass="uid:7 broke the glass (why)"
+            "GPU-a",
+            "0",
+            "",
+            False,
+            "",
+            "",
+            break_glass_until=60.0,
+            break_glass="uid:7 set a break-glass override (why)",
         ),
     )
 
@@ -319,8 +330,8 @@ async def test_checks_independent_of_the_service_run_without_the_service(node: C
 async def test_terminal_output_shows_remedies_and_a_summary(node: CheckContext, short_tmp: Path) -> None:
     write(node.root, TOOLKIT, "")
     ended = await run(*words(node, short_tmp / "nowhere"))
-    assert (ended.code, ended.out.splitlines()[0].split()) == (1, ["LEVEL", "CHECK", "FOUND"])
-    assert f"To do: Set {ENVVAR} = false" in ended.out
+    assert (ended.code, ended.out.splitlines()[0].split()) == (1, ["LEVEL", "CHECK", "MESSAGE"])
+    assert f"Remedy: Set {ENVVAR} = false" in ended.out
     assert ended.err.startswith("Note: 2 errors and ")
     names = (await run(*words(node, short_tmp / "nowhere"), "-o", "name")).out.splitlines()
     assert names[0] == "service"
@@ -353,17 +364,17 @@ def same_everywhere(screen: str, root: Path) -> str:
 async def test_doctor_output_fits_the_terminal(node: CheckContext, columns: int) -> None:
     write(node.root, TOOLKIT, "")
     (node.root / "run/nvidia-persistenced/nvidia-persistenced.pid").unlink()
-    told = await at_terminal("doctor", *map(str, words(node, node.root / "nowhere")), columns=columns)
-    assert told.code == 1
-    assert told.text.splitlines()[-1].startswith("Note: 2 errors and ")
-    agrees_with(f"doctor-{columns}", same_everywhere(told.text, node.root))
+    result = await at_terminal("doctor", *map(str, words(node, node.root / "nowhere")), columns=columns)
+    assert result.code == 1
+    assert result.text.splitlines()[-1].startswith("Note: 2 errors and ")
+    agrees_with(f"doctor-{columns}", same_everywhere(result.text, node.root))
 
 
 async def test_control_characters_are_escaped(node: CheckContext) -> None:
     write(node.root, "etc/containerd/config.toml", '[x]\npod_annotations = ["cdi.k8s.io/\\u001b[31m*"]\n')
-    told = await at_terminal("doctor", *map(str, words(node, node.root / "nowhere")), columns=200)
-    assert b"\x1b[31m*" not in told.raw
-    assert "\N{REPLACEMENT CHARACTER}[31m*" in told.text
+    result = await at_terminal("doctor", *map(str, words(node, node.root / "nowhere")), columns=200)
+    assert b"\x1b[31m*" not in result.raw
+    assert "\N{REPLACEMENT CHARACTER}[31m*" in result.text
 
 
 # --- unprivileged users
@@ -382,7 +393,7 @@ async def test_unprivileged_user_is_informed_and_unverified_checks_are_never_ok(
     for name in closed:
         (node.root / name).chmod(0o000)
     try:
-        ended = await as_stranger(*words(node, node.socket_dir), "-o", "json")
+        ended = await run_unprivileged(*words(node, node.socket_dir), "-o", "json")
     finally:
         for name in closed:
             (node.root / name).chmod(0o755)
@@ -392,6 +403,6 @@ async def test_unprivileged_user_is_informed_and_unverified_checks_are_never_ok(
     }
     assert {name: ended.levels.get(name) for name in unseen} == dict.fromkeys(unseen, "warning")
     assert ended.code == 1
-    told = [check for check in ended.report["checks"] if check["level"] != "ok"]
-    assert all(check["remedy"] for check in told)
+    findings = [check for check in ended.report["checks"] if check["level"] != "ok"]
+    assert all(check["remedy"] for check in findings)
     assert "sudo scrubber doctor" in ended.check("kubelet")["remedy"]

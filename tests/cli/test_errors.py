@@ -34,7 +34,7 @@ class TestErrors:
             (InvalidRequest("There is no device 9."), 2),
             (DeviceBusy("Device 0 is in use."), 3),
             (Quarantined("Device 0 is quarantined."), 3),
-            (NotReady("A scrub is under way."), 3),
+            (NotReady("A scrub is in progress."), 3),
             (PermissionDenied("uid 5 may not do that."), 3),
             (LedgerFailure("The ledger is read-only."), 1),
             (Unreadable("The driver gave no data."), 1),
@@ -49,7 +49,7 @@ class TestErrors:
     async def test_unavailable_service_gives_no_verdict(self, short_tmp: Path) -> None:
         ended = await run(short_tmp, "devices", "-o", "json")
         assert (ended.code, ended.out) == (1, "")
-        assert ended.err.startswith("Error: The scrub service is not there:")
+        assert ended.err.startswith("Error: The scrub service is not reachable:")
         assert ended.err.count("\n") == 1
 
     @pytest.mark.parametrize("words", [("devices",), ("devices", "-o", "json"), ("devices", "--watch"), ("version",)])
@@ -72,7 +72,7 @@ class TestErrors:
         assert (process.returncode, out[:5]) == (0, b"INDEX")
 
     async def test_error_message_is_wrapped_on_a_terminal(self, short_tmp: Path) -> None:
-        told = await at_terminal("devices", columns=40, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
-        first, *others = told.text.splitlines()
-        assert first == "Error: The scrub service is not there:"
+        result = await at_terminal("devices", columns=40, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
+        first, *others = result.text.splitlines()
+        assert first == "Error: The scrub service is not"
         assert all(line.startswith("       ") for line in others)

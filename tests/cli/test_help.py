@@ -93,17 +93,26 @@ FLAGS = {
         *("--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled", "--fail-on-init-error", "--config-file"),
         *("--upstream-dir", "--cluster-reporting", "--node-name", *METRICS, "--traces", "--ready-file"),
     },
-    ("devices",): {"--watch", "--socket-dir", "--output"},
-    ("device",): {"--limit", "--socket-dir", "--output"},
+    ("devices",): {"--watch", "--socket-dir", "--output", "--no-headers"},
+    ("device",): {"--limit", "--socket-dir", "--output", "--no-headers"},
     ("history",): {
         *("--device", "--tenant", "--outcome", "--event", "--since", "--before", "--limit", "--all"),
-        *("--socket-dir", "--output"),
+        *("--socket-dir", "--output", "--no-headers"),
     },
-    ("scrub",): {"--all-idle", "--path", "--wait", "--timeout", "--socket-dir", "--output"},
-    ("reset",): {"--reason", "--yes", "--no-input", "--wait", "--timeout", "--socket-dir", "--output"},
-    ("quarantine",): {"--reason", "--socket-dir", "--output"},
-    ("unquarantine",): {"--reason", "--yes", "--no-input", "--socket-dir", "--output"},
-    ("break-glass",): {"--duration", "--end", "--reason", "--yes", "--no-input", "--socket-dir", "--output"},
+    ("scrub",): {"--all-idle", "--path", "--wait", "--timeout", "--socket-dir", "--output", "--no-headers"},
+    ("reset",): {"--reason", "--yes", "--no-input", "--wait", "--timeout", "--socket-dir", "--output", "--no-headers"},
+    ("quarantine",): {"--reason", "--socket-dir", "--output", "--no-headers"},
+    ("unquarantine",): {"--reason", "--yes", "--no-input", "--socket-dir", "--output", "--no-headers"},
+    ("break-glass",): {
+        "--duration",
+        "--end",
+        "--reason",
+        "--yes",
+        "--no-input",
+        "--socket-dir",
+        "--output",
+        "--no-headers",
+    },
     ("reset-plan",): {"--socket-dir", "--output"},
     ("doctor",): {
         *(
@@ -115,13 +124,13 @@ FLAGS = {
             "--pod-logs-dir",
             "--node-root",
         ),
-        "--output",
+        *("--output", "--no-headers"),
     },
     ("version",): {"--service", "--socket-dir", "--output"},
     ("completion",): set(),
-    ("baseline", "show"): {"--socket-dir", "--output"},
-    ("baseline", "accept"): {"--reason", "--yes", "--no-input", "--socket-dir", "--output"},
-    ("certificate", "list"): {"--socket-dir", "--output"},
+    ("baseline", "show"): {"--socket-dir", "--output", "--no-headers"},
+    ("baseline", "accept"): {"--reason", "--yes", "--no-input", "--socket-dir", "--output", "--no-headers"},
+    ("certificate", "list"): {"--socket-dir", "--output", "--no-headers"},
     ("certificate", "show"): {"--device", "--socket-dir", "--output"},
     ("certificate", "export"): {"--device", "--socket-dir"},
     ("certificate", "key"): {"--socket-dir"},
@@ -133,7 +142,7 @@ FLAGS = {
         *("--hand-over", "--hygiene", "--health", "--watched", "--model", "--resource", "--xid", "--output"),
         "--node-name",
     },
-    ("sim", "create"): {"--dir", "--devices", "--memory", "--output"},
+    ("sim", "create"): {"--dir", "--devices", "--memory", "--output", "--no-headers"},
     ("sim", "fault"): {
         *(
             "--dir",
@@ -202,6 +211,15 @@ def test_command_list_is_complete() -> None:
 @pytest.mark.parametrize("name", sorted(FLAGS))
 def test_scripted_options_of_each_command_exist(name: tuple[str, ...]) -> None:
     assert {flag for each in options(name) for flag in each.opts if flag.startswith("--")} == FLAGS[name]
+
+
+def test_commands_whose_tables_have_titles_can_omit_them() -> None:
+    assert {name for name in COMMANDS if "--no-headers" in {flag for each in options(name) for flag in each.opts}} == {
+        *(("devices",), ("device",), ("history",), ("doctor",), ("certificate", "list")),
+        *(("scrub",), ("reset",), ("quarantine",), ("unquarantine",), ("break-glass",)),
+        *(("baseline", "show"), ("baseline", "accept"), ("policy", "check"), ("policy", "xids")),
+        *(("sim", "create"), ("sim", "split"), ("sim", "merge")),
+    }, "add a new command with NoHeadersOption to this list"
 
 
 DAEMONS = {("serve",), ("plugin",)}
@@ -320,12 +338,12 @@ def test_help_command_equals_the_help_option(capsys: pytest.CaptureFixture[str])
 
 
 def test_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    told = []
+    outputs = []
     for words in (["--version"], ["version"]):
         with pytest.raises(SystemExit) as ended:
             main(words)
-        told.append((ended.value.code, capsys.readouterr()))
-    assert told[0] == told[1]
+        outputs.append((ended.value.code, capsys.readouterr()))
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -338,10 +356,10 @@ async def test_help_fits_the_terminal_width(columns: int) -> None:
         "    try:\n        main([*words, '--help'])\n"
         "    except SystemExit:\n        pass\n"
     )
-    async with terminal(columns=columns, program=(sys.executable, "-c", code)) as there:
-        told = await there.ended()
-    assert told.code == 0
-    assert told.text.count("Usage: scrubber") == len(everything)
+    async with terminal(columns=columns, program=(sys.executable, "-c", code)) as session:
+        result = await session.ended()
+    assert result.code == 0
+    assert result.text.count("Usage: scrubber") == len(everything)
 
 
 @pytest.mark.parametrize(
@@ -357,6 +375,14 @@ def test_mistyped_command_gets_the_nearest_suggestion(
     assert f"Did you mean {meant}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "wait"), [(["--wait=false"], False), (["--wait=true"], True), (["--no-wait"], False), ([], True)]
+)
+def test_flag_with_a_negation_may_be_given_a_value(words: list[str], wait: bool) -> None:
+    with ALL["scrub",].make_context("scrub", ["0", *words]) as context:
+        assert context.params["wait"] is wait
+
+
 @pytest.mark.parametrize("copied", ["SIM-GPU-aa…", " SIM-GPU-aa", "SIM-GPU-aa..."])
 def test_device_can_be_named_by_a_shortened_id_from_a_table(copied: str) -> None:
     assert device_name(copied) == "SIM-GPU-aa"
@@ -367,24 +393,24 @@ def test_device_can_be_named_by_a_shortened_id_from_a_table(copied: str) -> None
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["scrub"], "Error: Name a DEVICE, or say --all-idle.\n"),
+        (["scrub"], "Error: Pass a DEVICE, or --all-idle.\n"),
         (["quarantine"], "Missing argument 'DEVICE'"),
-        (["scrub", "0", "--path", "middling"], 'Error: --path: "middling" is none of fast, slow.\n'),
+        (["scrub", "0", "--path", "middling"], 'Error: --path: "middling" is not one of: fast, slow.\n'),
         (["scrub", "0", "--timeout", "soon"], '"soon" is not a time'),
         (["devices", "--colour"], "No such option: --colour"),
-        (["history", "--since", "yesterday"], '"yesterday" is neither a time'),
-        (["history", "--limit", "0"], "Error: --limit: 0 is too little; 1 is the least.\n"),
-        (["history", "--before", "-1"], "Error: --before: -1 is too little; 0 is the least.\n"),
-        (["history", "--before", "yesterday"], 'Error: --before: "yesterday" is no whole number.\n'),
-        (["history", "--limit", "abc"], 'Error: --limit: "abc" is no whole number.\n'),
-        (["sim", "fault", "--dir", "x", "--rate", "fast"], 'Error: --rate: "fast" is no number.\n'),
-        (["devices", "-o", "xml"], 'Error: --output: "xml" is none of table, json, yaml, name.\n'),
-        (["devices", "--socket-dir", " "], "Error: --socket-dir: a directory has a name; this is empty.\n"),
+        (["history", "--since", "yesterday"], '"yesterday" is neither a duration'),
+        (["history", "--limit", "0"], "Error: --limit: must be at least 1, not 0.\n"),
+        (["history", "--before", "-1"], "Error: --before: must be at least 0, not -1.\n"),
+        (["history", "--before", "yesterday"], 'Error: --before: "yesterday" is not a whole number.\n'),
+        (["history", "--limit", "abc"], 'Error: --limit: "abc" is not a whole number.\n'),
+        (["sim", "fault", "--dir", "x", "--rate", "fast"], 'Error: --rate: "fast" is not a number.\n'),
+        (["devices", "-o", "xml"], 'Error: --output: "xml" is not one of: table, wide, json, yaml, name.\n'),
+        (["devices", "--socket-dir", " "], "Error: --socket-dir: must be the path of a directory; it is empty.\n"),
         (
             ["unquarantine", "0", "--reason", "why", "--no-input"],
-            "Error: With --no-input nobody is asked: say --yes if",
+            "Error: --no-input disables the confirmation prompt; pass --yes to confirm.\n",
         ),
-        (["break-glass", "0", "--reason", "why", "--yes"], "say either for how long, or --end"),
+        (["break-glass", "0", "--reason", "why", "--yes"], "Error: Pass either --duration or --end.\n"),
         (["break-glass", "0", "--reason", "why", "--yes", "--duration", "1w"], '"1w" is not a time'),
         (["sim", "create", "--dir", "x", "--memory", "lots"], '"lots" is not a size'),
     ],
@@ -406,7 +432,9 @@ def test_invalid_environment_value_is_refused_by_its_variable_name(
     with pytest.raises(SystemExit) as ended:
         main(["history"])
     assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith('Error: SCRUBBER_OUTPUT: "xml" is none of table, json, yaml, name.\n')
+    assert capsys.readouterr().err.endswith(
+        'Error: SCRUBBER_OUTPUT: "xml" is not one of: table, wide, json, yaml, name.\n'
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``scrubber history``: the newest part of the audit trail, filtered, as a table and for scripts."""
+"""``scrubber history``: the newest part of the audit log, filtered, as a table and for scripts."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ class TestHistory:
     async def test_json_is_a_list_of_audit_rows(self, service: Service, short_tmp: Path) -> None:
         ended = await run(short_tmp, "history", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
-        assert service.asked == [pb.GetHistoryRequest(limit=100)]
+        assert service.requests == [pb.GetHistoryRequest(limit=100)]
         scrubbed, started = ended.items
         assert scrubbed["fields"] == {"duration_seconds": 0.5}
         assert (scrubbed["scrub"]["metadata"]["name"], scrubbed["certificate"]["metadata"]["name"]) == ("s-9", "c-7")
@@ -64,82 +64,86 @@ class TestHistory:
 
     async def test_history_filters_reach_the_service(self, service: Service, short_tmp: Path) -> None:
         moment = "1970-01-01T00:01:00Z"
-        ended = await run(short_tmp, "history", "--device", "0", "--since", moment, "--limit", "5")
+        ended = await run(short_tmp, "history", "--device", "0", "--since", moment, "--limit", "5", "-o", "wide")
         assert ended.code == 0
-        assert service.asked == [pb.GetHistoryRequest(device="0", since=60.0, limit=5)]
+        assert service.requests == [pb.GetHistoryRequest(device="0", since=60.0, limit=5)]
         assert ended.out.splitlines()[1].split() == [
             *("2", "1970-01-01T00:00:00Z", "scrub-passed", "SIM-GPU-aa", "s-9", "uid:0", "duration_seconds=0.5"),
         ]
         await run(short_tmp, "history", "--tenant", "red", "--outcome", " Blocked ", "--device", "SIM-GPU-1f3a…")
-        assert service.asked[1:] == [
+        assert service.requests[1:] == [
             pb.GetHistoryRequest(device="SIM-GPU-1f3a", tenant="red", outcome="blocked", limit=100)
         ]
 
     @pytest.mark.parametrize("word", ["passed", "blocked", "failed", "abandoned", "ok", "granted", "refused"])
     async def test_every_outcome_can_be_filtered(self, service: Service, short_tmp: Path, word: str) -> None:
         assert (await run(short_tmp, "history", "--outcome", word)).code == 0
-        assert service.asked == [pb.GetHistoryRequest(outcome=word, limit=100)]
+        assert service.requests == [pb.GetHistoryRequest(outcome=word, limit=100)]
 
     async def test_unknown_outcome_is_refused_with_the_valid_ones(self, service: Service, short_tmp: Path) -> None:
         ended = await run(short_tmp, "history", "--outcome", "broken")
-        assert (ended.code, ended.out, service.asked) == (2, "", [])
-        assert (
-            '"broken" is no outcome; there are: passed, blocked, failed, abandoned, ok, granted, refused.'
-            in " ".join(ended.err.split())
+        assert (ended.code, ended.out, service.requests) == (2, "", [])
+        assert '"broken" is not one of: passed, blocked, failed, abandoned, ok, granted, refused.' in " ".join(
+            ended.err.split()
         )
 
     @pytest.mark.parametrize(
-        ("words", "told"),
+        ("words", "note"),
         [
-            ((), "The audit trail of this node has no rows yet.\n"),
-            (("--device", "GPU-b"), "The audit trail has nothing of device GPU-b.\n"),
+            ((), "The audit log of this node is empty.\n"),
+            (("--device", "GPU-b"), "No entry of the audit log matches: device GPU-b.\n"),
             (
                 ("--tenant", "red\x1b[2J", "--outcome", "failed", "--since", "1970-01-01T00:01:00Z"),
                 (
-                    "The audit trail has nothing of tenant red\N{REPLACEMENT CHARACTER}[2J with the outcome failed "
+                    "No entry of the audit log matches: tenant red\N{REPLACEMENT CHARACTER}[2J, outcome failed, "
                     "since 1970-01-01T00:01:00Z.\n"
                 ),
             ),
-            (("--before", "1"), "The audit trail has nothing before row 1.\n"),
+            (("--before", "1"), "No entry of the audit log matches: before entry 1.\n"),
             (
                 ("--event", "health.", "--event", " Unauthorized.use.detected", "--device", "0", "--before", "1"),
-                "The audit trail has no health.… or unauthorized.use.detected of device 0 before row 1.\n",
+                "No entry of the audit log matches: event health.* or unauthorized.use.detected, device 0, before entry 1.\n",
             ),
             (
                 ("--outcome", "refused"),
                 (
-                    "The audit trail has nothing with the outcome refused. Hand-overs that are refused are told of in the "
-                    "service's log and metrics, not on the trail.\n"
+                    "No entry of the audit log matches: outcome refused. Refused hand-overs are not in the audit log; "
+                    "see the service's log and metrics.\n"
                 ),
             ),
         ],
     )
     async def test_filters_without_a_match_print_a_note(
-        self, service: Service, short_tmp: Path, words: tuple[str, ...], told: str
+        self, service: Service, short_tmp: Path, words: tuple[str, ...], note: str
     ) -> None:
         service.entries = []
-        assert await run(short_tmp, "history", *words) == Ended(0, "", told)
+        assert await run(short_tmp, "history", *words) == Ended(0, "", note)
         assert (await run(short_tmp, "history", *words, "-o", "json")).items == []
 
     async def test_events_are_filtered_by_their_names(self, service: Service, short_tmp: Path) -> None:
         ended = await run(short_tmp, "history", "--event", "health.", "--event", " Scrub.finished ")
         assert (ended.code, ended.err) == (0, "")
-        assert service.asked == [pb.GetHistoryRequest(events=["health.", "scrub.finished"], limit=100)]
+        assert service.requests == [pb.GetHistoryRequest(events=["health.", "scrub.finished"], limit=100)]
 
     async def test_truncated_history_prints_the_command_for_the_next_page(
         self, service: Service, short_tmp: Path
     ) -> None:
         ended = await run(short_tmp, "history", "--limit", "1")
         assert ended.err == (
-            "Note: These are the newest 1, and there are older ones. --all shows them, too; the next page:\n"
+            "Note: Showing the newest 1 entries; there are older ones. Pass --all to show all. Next page:\n"
             "  scrubber history --limit 1 --before 2\n"
         )
         following = await run(short_tmp, *ended.err.splitlines()[1].split()[1:])
-        assert (following.out.splitlines()[1].split()[0], following.err) == ("1", "")
+        assert (following.out.splitlines()[1].split()[1], following.err) == ("service-started", "")
         assert (await run(short_tmp, "history", "--limit", "2")).err == "", "that is all"
 
+    async def test_next_page_command_repeats_the_format_of_the_table(self, service: Service, short_tmp: Path) -> None:
+        ended = await run(short_tmp, "history", "--limit", "1", "-o", "wide", "--no-headers")
+        assert [line.split()[0] for line in ended.out.splitlines()] == ["2"]
+        assert ended.err.endswith("  scrubber history --limit 1 --before 2 --output wide --no-headers\n")
+
     async def test_next_page_command_repeats_all_filters(self, service: Service, short_tmp: Path) -> None:
-        asked = (
+        options = (
             "--device",
             "0",
             "--tenant",
@@ -153,36 +157,36 @@ class TestHistory:
         )
         ended = await run(
             short_tmp,
-            *("history", *asked, "--since", "1970-01-01T00:01:00Z", "--before", "9", "--limit", "1"),
+            *("history", *options, "--since", "1970-01-01T00:01:00Z", "--before", "9", "--limit", "1"),
             *("--socket-dir", str(short_tmp)),
         )
         note, command = ended.err.splitlines()
         assert note.startswith(
-            "Note: These are the newest 1 since 1970-01-01T00:01:00Z before row 9, and there are older"
+            "Note: Showing the newest 1 entries since 1970-01-01T00:01:00Z before entry 9; there are older ones."
         )
         await run(short_tmp, *shlex.split(command)[1:])
-        first, second = service.asked
+        first, second = service.requests
         first.before_sequence = 2
         assert second == first
         assert f" --socket-dir {short_tmp}" in command
 
     async def test_next_page_command_keeps_start_time_and_page_size(self, service: Service, short_tmp: Path) -> None:
-        told = await at_terminal(
+        result = await at_terminal(
             *("history", "--since", "90s", "--limit", "1"),
             columns=200,
             environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)},
         )
-        _, command, *_ = told.text.splitlines()
+        _, command, *_ = result.text.splitlines()
         await run(short_tmp, *shlex.split(command)[1:])
-        first, second = service.asked
+        first, second = service.requests
         assert (second.limit, second.before_sequence) == (first.limit, 2) == (1, 2)
         assert second.since == pytest.approx(first.since, abs=1e-5)
 
     async def test_endless_pages_from_a_service_are_detected(self, service: Service, short_tmp: Path) -> None:
         service.page = pb.GetHistoryResponse(entries=[pb.HistoryEntry(sequence=4)], next_before_sequence=4)
         ended = await run(short_tmp, "history", "--all")
-        assert (ended.code, ended.out, len(service.asked)) == (1, "", 2)
-        assert "older than row 4, the service gave 1 rows and goes on before row 4" in ended.err
+        assert (ended.code, ended.out, len(service.requests)) == (1, "", 2)
+        assert "rows older than row 4, returned 1 rows and continues before row 4" in ended.err
 
     @pytest.mark.parametrize("rows", [[], [4], [9, 7]])
     async def test_page_that_does_not_continue_after_its_last_row_is_refused(
@@ -191,22 +195,22 @@ class TestHistory:
         entries = [pb.HistoryEntry(sequence=each) for each in rows]
         service.page = pb.GetHistoryResponse(entries=entries, next_before_sequence=6)
         ended = await run(short_tmp, "history")
-        assert (ended.code, ended.out, len(service.asked)) == (1, "", 1)
-        assert "does not lead to older ones" in ended.err
+        assert (ended.code, ended.out, len(service.requests)) == (1, "", 1)
+        assert "does not lead to older rows" in ended.err
 
     async def test_truncation_note_precedes_the_table_on_a_terminal(self, service: Service, short_tmp: Path) -> None:
-        told = await at_terminal(
+        result = await at_terminal(
             *("history", "--since", "1970-01-01T00:01:00Z", "--limit", "1"),
             columns=200,
             environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)},
         )
-        note, command, header, *_ = told.text.splitlines()
+        note, command, header, *_ = result.text.splitlines()
         assert note == (
-            "Note: These are the newest 1 since 1970-01-01T00:01:00Z, and there are older ones. "
-            "--all shows them, too; the next page:"
+            "Note: Showing the newest 1 entries since 1970-01-01T00:01:00Z; there are older ones. "
+            "Pass --all to show all. Next page:"
         )
         assert command == "  scrubber history --since 1970-01-01T00:01:00Z --limit 1 --before 2"
-        assert header.split()[:3] == ["SEQUENCE", "TIME", "EVENT"]
+        assert header.split() == ["TIME", "EVENT", "DEVICE", "DETAILS"]
 
     @pytest.mark.parametrize("columns", [80, 100])
     async def test_event_name_is_never_split_across_lines(
@@ -219,15 +223,15 @@ class TestHistory:
             )
             for n, name in enumerate(names, 1)
         ]
-        told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
-        assert all(name in told.text.split() for name in names)
+        result = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
+        assert all(name in result.text.split() for name in names)
 
     async def test_name_output_has_no_note_without_a_terminal(self, service: Service, short_tmp: Path) -> None:
         assert await run(short_tmp, "history", "--limit", "1", "-o", "name") == Ended(0, "2\n", "")
-        told = await at_terminal(
+        result = await at_terminal(
             *("history", "--limit", "1", "-o", "name"), columns=200, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}
         )
-        _, command, name = told.text.splitlines()
+        _, command, name = result.text.splitlines()
         assert (command, name) == ("  scrubber history --limit 1 --before 2 --output name", "2")
 
     @pytest.mark.parametrize("form", ["json", "yaml"])
@@ -287,10 +291,10 @@ class TestHistory:
     ) -> None:
         service.entries = [pb.HistoryEntry(sequence=number, event="scrub.started") for number in range(2500, 0, -1)]
         ended = await run(short_tmp, "history", *words, "-o", "json")
-        first = service.asked[0].before_sequence or 2501
+        first = service.requests[0].before_sequence or 2501
         assert [each["sequence"] for each in ended.items] == [*range(first - 1, first - 1 - many, -1)]
         assert ended.json["metadata"]["continue"] == next_before
-        assert all(each.limit <= 1000 for each in service.asked)
+        assert all(each.limit <= 1000 for each in service.requests)
 
     @pytest.mark.parametrize(
         ("error", "code"),
@@ -312,7 +316,7 @@ class TestHistory:
         assert str(tmp_path) in ended.err
 
     @pytest.mark.parametrize(
-        ("name", "fields", "told"),
+        ("name", "fields", "result"),
         [
             (
                 "break-glass.started",
@@ -340,12 +344,12 @@ class TestHistory:
         ],
     )
     async def test_table_shows_times_and_messages(
-        self, service: Service, short_tmp: Path, name: str, fields: dict[str, Any], told: str
+        self, service: Service, short_tmp: Path, name: str, fields: dict[str, Any], result: str
     ) -> None:
         entry = pb.HistoryEntry(sequence=3, event=name, timestamp=0.0, actor="uid:7", fields_json=json.dumps(fields))
         service.entries = [entry]
-        _, row = (await run(short_tmp, "history")).out.splitlines()
-        assert row.partition("uid:7")[2].strip() == told
+        _, row = (await run(short_tmp, "history", "-o", "wide")).out.splitlines()
+        assert row.partition("uid:7")[2].strip() == result
 
 
 LONG = "GPU-1f3a09c2-7d51-4e0b-9a77-0c5d2b1e4f60"
@@ -387,23 +391,23 @@ HAPPENED = (
 @pytest.mark.parametrize("columns", WIDTHS)
 async def test_history_fits_the_terminal(service: Service, short_tmp: Path, columns: int) -> None:
     service.entries = list(HAPPENED)
-    told = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
-    assert told.code == 0
-    agrees_with(f"history-{columns}", told.text)
+    result = await at_terminal("history", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
+    assert result.code == 0
+    agrees_with(f"history-{columns}", result.text)
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
 async def test_history_page_with_its_note_fits_the_terminal(service: Service, short_tmp: Path, columns: int) -> None:
     service.entries = list(HAPPENED)
-    told = await at_terminal(
+    result = await at_terminal(
         *("history", "--limit", "2"), columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}
     )
-    assert told.code == 0
-    agrees_with(f"history-page-{columns}", told.text)
+    assert result.code == 0
+    agrees_with(f"history-page-{columns}", result.text)
 
 
 async def test_ids_are_not_shortened_without_a_terminal(service: Service, short_tmp: Path) -> None:
     service.entries = list(HAPPENED)
-    header, *rows = (await run(short_tmp, "history")).out.splitlines()
+    header, *rows = (await run(short_tmp, "history", "-o", "wide")).out.splitlines()
     assert header.split() == ["SEQUENCE", "TIME", "EVENT", "DEVICE", "SCRUB", "ACTOR", "DETAILS"]
     assert [row.split()[3] for row in rows] == [LONG, OTHER, "-"]

@@ -30,7 +30,7 @@ class _Remembering(FakeNode):
         self.damaged: int | None = None
 
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
-        self.asked.append(query)
+        self.requests.append(query)
         found = await self._stored.history(query)
         if any(each.sequence == self.damaged for each in found):
             raise LedgerFailure(f"Row {self.damaged} is damaged.")
@@ -60,11 +60,11 @@ async def test_all_option_returns_every_row_once_in_bounded_requests(node: _Reme
     ended = await run(short_tmp / "s", "history", "--all", "-o", "json")
     assert sequences(ended) == [*range(ROWS, 0, -1)]
     assert ended.json["metadata"]["continue"] is None
-    assert [each.limit for each in node.asked if isinstance(each, HistoryQuery)] == [1001] * 5
+    assert [each.limit for each in node.requests if isinstance(each, HistoryQuery)] == [1001] * 5
 
 
-async def test_next_page_commands_lead_to_the_end_of_the_trail(node: _Remembering, short_tmp: Path) -> None:
-    words, seen = ["history", "--limit", "2000"], 0
+async def test_next_page_commands_lead_to_the_end_of_the_audit_log(node: _Remembering, short_tmp: Path) -> None:
+    words, seen = ["history", "--limit", "2000", "-o", "wide"], 0
     while words:
         ended = await run(short_tmp / "s", *words)
         rows = ended.out.splitlines()[1:]
@@ -100,15 +100,15 @@ async def test_rare_event_is_found_and_the_result_is_known_to_be_complete(node: 
         (
             ("--event", "break-glass.shattered"),
             (
-                'The audit trail has no event "break-glass.shattered"; there are: break-glass.ended, break-glass.started; "break-glass." asks for all '
-                "that begin so."
+                'The audit log has no event "break-glass.shattered". Similar events: break-glass.ended, break-glass.started. '
+                '"break-glass." selects all of them.'
             ),
         ),
         (
             ("--before", str(ROWS + 2)),
-            f"The audit trail ends at row {ROWS}: there is no row {ROWS + 2} to look back from.",
+            f"The audit log ends at row {ROWS}: there is no row {ROWS + 2} to start before.",
         ),
-        (("--before", "9" * 30), f"The audit trail ends at row {ROWS}: there is no row {2**64 - 1} to look back from."),
+        (("--before", "9" * 30), f"The audit log ends at row {ROWS}: there is no row {2**64 - 1} to start before."),
     ],
 )
 async def test_unsupported_history_filter_is_refused_with_the_supported_ones(

@@ -114,12 +114,12 @@ async def sockets(short_tmp: Path) -> AsyncIterator[Path]:
 
 
 @pytest.fixture
-async def trail(short_tmp: Path) -> AsyncIterator[Path]:
-    """Provide the sockets of a service whose trail was pruned."""
-    directory = short_tmp / "trail"
+async def audit_log(short_tmp: Path) -> AsyncIterator[Path]:
+    """Provide the sockets of a service whose audit log was pruned."""
+    directory = short_tmp / "audit log"
     directory.mkdir()
-    async with reading(directory) as there:
-        await grow(there.ledger, 700)
+    async with reading(directory) as node:
+        await grow(node.ledger, 700)
         yield directory
 
 
@@ -229,8 +229,12 @@ class Compared:
 
     def _simple(self, value: Any, key: str, type_: str, rows: Mapping[str, Row]) -> None:
         is_number = type_ in ("whole number", "number")
-        wanted: Any = SIMPLE[type_]
-        if not isinstance(value, wanted) or (is_number and isinstance(value, bool)) or not is_written_as(value, type_):
+        expected: Any = SIMPLE[type_]
+        if (
+            not isinstance(value, expected)
+            or (is_number and isinstance(value, bool))
+            or not is_written_as(value, type_)
+        ):
             self.wrong.append(f"{key} is {value!r}, no {type_}")
         elif type_ == "object":
             self._object(value, rows, f"{key}.")
@@ -276,9 +280,11 @@ async def written(kind: str, sockets: Path, files: Path) -> list[Mapping[str, An
 
 
 @pytest.mark.parametrize("kind", WRITTEN_BY)
-async def test_written_json_keys_equal_the_documented_keys(kind: str, sockets: Path, trail: Path, files: Path) -> None:
+async def test_written_json_keys_equal_the_documented_keys(
+    kind: str, sockets: Path, audit_log: Path, files: Path
+) -> None:
     compared = Compared(kind.lower())
-    for each in await written(kind, trail if kind.startswith("Audit") else sockets, files):
+    for each in await written(kind, audit_log if kind.startswith("Audit") else sockets, files):
         compared.compare(each, also="a-certificate" if kind == "Certificate" else None)
     assert compared.wrong == []
     assert compared.seen >= set(PAGE[kind.lower()]), "in the page, and never written"

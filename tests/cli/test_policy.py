@@ -44,7 +44,7 @@ def test_policy_errors_name_line_and_hint_while_valid_files_are_still_listed(
     status, out, err = run(capsys, "check", str(bad), "default", "-o", "name")
     assert status == 2
     assert out == "default\n"
-    assert f'{bad}:2: sharing: "sometime" is not known; write one of same-tenant, never.' in err
+    assert f'{bad}:2: sharing: "sometime" is not a valid value; write one of same-tenant, never.' in err
     assert f'{bad}:3: unknown key "drivercall" in "limits"; did you mean "driverCall"?' in err
 
 
@@ -129,7 +129,7 @@ def test_explain_selects_the_first_matching_override(
     assert (found["override"], found["decision"]) == (override, answer)
     assert found["policy"] == ("mine" if override is None else f"mine/{override}")
     _, out, _ = run(capsys, "explain", str(file), *words)
-    assert ("none of small, shared fits" if override is None else f"{override} is the first that fits") in out
+    assert ("none of small, shared matches" if override is None else f"{override} is the first that matches") in out
 
 
 def test_explain_covers_soft_conditions(capsys: pytest.CaptureFixture[str], file: Path) -> None:
@@ -139,7 +139,7 @@ def test_explain_covers_soft_conditions(capsys: pytest.CaptureFixture[str], file
     _, out, _ = run(capsys, "explain", str(file), "--model", "NVIDIA L4")
     lines = dict(line.split("  ", 1) for line in out.splitlines())
     assert lines["lasting 2m"].strip() == "takes the device out of service: too-hot"
-    assert "pcie-width" in lines["for however long"]
+    assert "pcie-width" in lines["of any duration"]
 
 
 @pytest.mark.parametrize(
@@ -249,10 +249,10 @@ def test_show_lists_only_reclassified_xids_unless_all_are_requested(
     [
         (
             "45",
-            "where the driver says itself what the device needs, even if that is nothing, the code is only recorded",
+            "where the driver reports its own recovery action, even none, the code is only recorded",
         ),
-        ("95", "the device is out of service; where the driver itself asks for something, that decides"),
-        ("4242", "where the driver itself asks for something, that decides"),
+        ("95", "the device is out of service; a recovery action that the driver itself requests takes precedence"),
+        ("4242", "a recovery action that the driver itself requests takes precedence"),
     ],
 )
 def test_explain_states_for_each_xid_whether_the_drivers_action_applies(

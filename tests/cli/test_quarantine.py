@@ -1,4 +1,4 @@
-"""``quarantine``, ``unquarantine`` and ``break-glass``: what is asked of whom, and that only yes is yes."""
+"""``quarantine``, ``unquarantine`` and ``break-glass``: which device is affected, and confirmation."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ from scrubber.domain.errors import (
     Refused,
     ScrubberError,
 )
-from tests.cli.acting_stage import Node, standing
+from tests.cli.acting_stage import Node, served
 from tests.cli.stage import BROKEN, CLEAN, SICK, Ended, environment, run, start
 from tests.cli.terminal import WIDTHS, Terminal, agrees_with, at_terminal, terminal
 
@@ -33,7 +33,7 @@ UNQUARANTINE = ("unquarantine", "1", *WHY)
 BREAK_GLASS = ("break-glass", "2", "--duration", "30m", *WHY)
 RESET = ("reset", "1", *WHY)
 ACCEPT = ("baseline", "accept", "1", *WHY)
-THAT_ASK = (UNQUARANTINE, BREAK_GLASS, RESET, ACCEPT)
+WITH_CONFIRMATION = (UNQUARANTINE, BREAK_GLASS, RESET, ACCEPT)
 ACTS = (pb.QuarantineRequest, pb.BreakGlassRequest, pb.ResetRequest, pb.AcceptBaselineRequest)
 
 
@@ -72,31 +72,31 @@ class Several(Node):
 @pytest.fixture
 async def several(short_tmp: Path) -> AsyncIterator[Several]:
     node = Several()
-    async with standing(short_tmp, node=node):
+    async with served(short_tmp, node=node):
         yield node
 
 
 @pytest.fixture
 async def node(short_tmp: Path) -> AsyncIterator[Node]:
-    async with standing(short_tmp) as node:
+    async with served(short_tmp) as node:
         node.plan = pb.ResetPlan(device_id=SICK.id, method="bus reset", actions=["Reset it."])
         yield node
 
 
 @pytest.fixture
-def there(short_tmp: Path) -> Mapping[str, str]:
+def socket_environment(short_tmp: Path) -> Mapping[str, str]:
     return {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
 
 
 def done(node: Node) -> list[object]:
-    return [each for each in node.asked if isinstance(each, ACTS)]
+    return [each for each in node.requests if isinstance(each, ACTS)]
 
 
 class TestQuarantine:
     async def test_quarantine_needs_no_confirmation_and_sends_its_reason(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "quarantine", "SIM-GPU-b", "--reason", "smells burnt", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
-        assert node.asked == [pb.QuarantineRequest(device="SIM-GPU-b", reason="smells burnt")]
+        assert node.requests == [pb.QuarantineRequest(device="SIM-GPU-b", reason="smells burnt")]
         assert (ended.json["metadata"]["name"], ended.json["state"]) == ("SIM-GPU-bb", "quarantined")
 
     async def test_quarantine_table_shows_the_same_policy_as_the_device_list(self, node: Node, short_tmp: Path) -> None:
@@ -105,7 +105,7 @@ class TestQuarantine:
         assert (ended.code, ended.out) == (0, listed.out)
 
     async def test_quarantine_without_read_access_confirms_the_result(self, short_tmp: Path) -> None:
-        async with standing(short_tmp, Purpose.ADMIN):
+        async with served(short_tmp, Purpose.ADMIN):
             ended = await run(short_tmp, "quarantine", "1", *WHY)
         assert (ended.code, ended.err, SICK.id in ended.out) == (0, "", True)
 
@@ -114,7 +114,7 @@ class TestQuarantine:
         self, node: Node, short_tmp: Path, words: tuple[str, ...]
     ) -> None:
         ended = await run(short_tmp, "quarantine", "0", *words)
-        assert (ended.code, ended.out, node.asked) == (2, "", [])
+        assert (ended.code, ended.out, node.requests) == (2, "", [])
         assert "--reason" in ended.err
 
     async def test_quarantine_of_several_devices_prints_a_line_for_each(
@@ -155,9 +155,9 @@ class TestQuarantine:
             ("SIM-GPU-cc", "quarantined", None),
         ]
         several.refusals = {"SIM-GPU-aa": Refused("It is not allowed.")}
-        told = await run(short_tmp, "quarantine", "0", "2", *WHY)
-        assert told.code == 3
-        assert [line.split()[2:] for line in told.out.splitlines()[1:]] == [
+        result = await run(short_tmp, "quarantine", "0", "2", *WHY)
+        assert result.code == 3
+        assert [line.split()[2:] for line in result.out.splitlines()[1:]] == [
             ["refused", "It", "is", "not", "allowed."],
             ["quarantined", "new", "fan."],
         ]
@@ -181,45 +181,45 @@ class TestQuarantine:
 
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_quarantine_output_fits_the_terminal_and_shows_the_devices_new_state(
-        self, node: Node, there: Mapping[str, str], columns: int
+        self, node: Node, socket_environment: Mapping[str, str], columns: int
     ) -> None:
-        told = await at_terminal("quarantine", "1", *WHY, columns=columns, environment=there)
-        assert told.code == 0
-        agrees_with(f"quarantine-{columns}", told.text)
+        result = await at_terminal("quarantine", "1", *WHY, columns=columns, environment=socket_environment)
+        assert result.code == 0
+        agrees_with(f"quarantine-{columns}", result.text)
 
 
 class TestUnquarantine:
     async def test_unquarantine_with_yes_releases_the_device(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "unquarantine", "0", *WHY, "--yes", "-o", "name")
         assert ended == Ended(0, "SIM-GPU-aa\n", "")
-        assert node.asked == [pb.QuarantineRequest(device="0", reason="new fan")]
+        assert node.requests == [pb.QuarantineRequest(device="0", reason="new fan")]
 
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_unquarantine_shows_the_cause_before_confirmation(
-        self, node: Node, there: Mapping[str, str], columns: int
+        self, node: Node, socket_environment: Mapping[str, str], columns: int
     ) -> None:
-        async with asked(*UNQUARANTINE, there=there, columns=columns) as person:
-            agrees_with(f"unquarantine-{columns}", person.screen.text)
-            assert b"\x1b[31m" not in person.raw, "words of the node do nothing to the terminal"
-            person.type("y\n")
-            assert (await person.ended()).code == 0
+        async with confirmation_prompt(*UNQUARANTINE, there=socket_environment, columns=columns) as session:
+            agrees_with(f"unquarantine-{columns}", session.screen.text)
+            assert b"\x1b[31m" not in session.raw, "words of the node do nothing to the terminal"
+            session.type("y\n")
+            assert (await session.ended()).code == 0
 
-    @pytest.mark.parametrize(("health", "told"), [("healthy", "healthy"), ("probation", "on probation")])
+    @pytest.mark.parametrize(("health", "result"), [("healthy", "healthy"), ("probation", "on probation")])
     async def test_unquarantine_of_a_device_in_service_is_refused_without_confirmation(
-        self, node: Node, there: Mapping[str, str], health: str, told: str
+        self, node: Node, socket_environment: Mapping[str, str], health: str, result: str
     ) -> None:
         node.devices = [pb.Device(id="GPU-a", index="1", state=health, health=health)]
-        ended = await at_terminal(*UNQUARANTINE, columns=80, environment=there)
-        assert (ended.code, ended.text) == (3, f"Error: Device 1 (GPU-a) is {told}, not quarantined.\n")
+        ended = await at_terminal(*UNQUARANTINE, columns=80, environment=socket_environment)
+        assert (ended.code, ended.text) == (3, f"Error: Device 1 (GPU-a) is {result}, not quarantined.\n")
         assert done(node) == []
 
     async def test_quarantine_reason_without_a_full_stop_gets_one_in_the_confirmation(
-        self, node: Node, there: Mapping[str, str]
+        self, node: Node, socket_environment: Mapping[str, str]
     ) -> None:
         cause = pb.Cause(code="operator", message="noisy", recovery_method="operator", actor="uid:7")
         node.devices = [pb.Device(id="GPU-a", index="1", state="quarantined", health="quarantined", cause=cause)]
-        async with asked(*UNQUARANTINE, there=there) as person:
-            assert "is quarantined: noisy. Once it" in person.screen.text
+        async with confirmation_prompt(*UNQUARANTINE, there=socket_environment) as session:
+            assert "is quarantined: noisy. After it passes its probation" in session.screen.text
 
 
 class TestBreakGlass:
@@ -227,14 +227,14 @@ class TestBreakGlass:
         words = ("break-glass", "2", "--duration", "30m", "--reason", "a deadline", "--yes")
         ended = await run(short_tmp, *words, "-o", "json")
         assert (ended.code, ended.err) == (0, "")
-        assert node.asked == [pb.BreakGlassRequest(device="2", reason="a deadline", duration_seconds=1800.0)]
+        assert node.requests == [pb.BreakGlassRequest(device="2", reason="a deadline", duration_seconds=1800.0)]
         assert ended.json["metadata"]["name"] == "SIM-GPU-cc"
         assert ended.json["breakGlass"]["expiresAt"] == "1970-01-01T00:01:00.000000Z"
 
     async def test_ending_a_break_glass_override_needs_no_confirmation(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "break-glass", "1", "--end", "--reason", "it held", "-o", "name")
         assert ended == Ended(0, "SIM-GPU-bb\n", "")
-        assert node.asked == [pb.BreakGlassRequest(device="1", reason="it held", duration_seconds=0.0)]
+        assert node.requests == [pb.BreakGlassRequest(device="1", reason="it held", duration_seconds=0.0)]
 
     @pytest.mark.parametrize(
         ("words", "named"),
@@ -256,93 +256,97 @@ class TestBreakGlass:
         self, node: Node, short_tmp: Path, words: tuple[str, ...], named: str
     ) -> None:
         ended = await run(short_tmp, "break-glass", "2", *words)
-        assert (ended.code, ended.out, node.asked) == (2, "", [])
+        assert (ended.code, ended.out, node.requests) == (2, "", [])
         assert named in ended.err
 
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_break_glass_confirmation_names_the_risk_for_tenants(
-        self, node: Node, there: Mapping[str, str], columns: int
+        self, node: Node, socket_environment: Mapping[str, str], columns: int
     ) -> None:
-        async with asked(*BREAK_GLASS, there=there, columns=columns) as person:
-            agrees_with(f"break-glass-{columns}", person.screen.text)
+        async with confirmation_prompt(*BREAK_GLASS, there=socket_environment, columns=columns) as session:
+            agrees_with(f"break-glass-{columns}", session.screen.text)
 
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_break_glass_output_shows_the_end_time_and_the_command_to_end_the_override(
-        self, node: Node, there: Mapping[str, str], columns: int
+        self, node: Node, socket_environment: Mapping[str, str], columns: int
     ) -> None:
-        told = await at_terminal(*BREAK_GLASS, "--yes", columns=columns, environment=there)
-        assert told.code == 0
-        agrees_with(f"break-glass-done-{columns}", told.text)
+        result = await at_terminal(*BREAK_GLASS, "--yes", columns=columns, environment=socket_environment)
+        assert result.code == 0
+        agrees_with(f"break-glass-done-{columns}", result.text)
 
 
 class TestConfirmation:
-    @pytest.mark.parametrize("words", THAT_ASK)
+    @pytest.mark.parametrize("words", WITH_CONFIRMATION)
     @pytest.mark.parametrize(
         ("typed", "code"),
         [("y\n", 0), ("YES\n", 0), ("n\n", 1), ("sure\n", 1), ("\n", 1), ("\x04", 1), ("yes please\n", 1)],
     )
     async def test_only_yes_confirms_an_action(
-        self, node: Node, there: Mapping[str, str], words: tuple[str, ...], typed: str, code: int
+        self, node: Node, socket_environment: Mapping[str, str], words: tuple[str, ...], typed: str, code: int
     ) -> None:
-        async with asked(*words, there=there) as person:
-            person.type(typed)
-            told = await person.ended()
-        assert (told.code, len(done(node))) == (code, 1 - code)
-        assert ("Nothing was changed." in told.text) is bool(code)
+        async with confirmation_prompt(*words, there=socket_environment) as session:
+            session.type(typed)
+            result = await session.ended()
+        assert (result.code, len(done(node))) == (code, 1 - code)
+        assert ("Nothing was changed." in result.text) is bool(code)
 
-    async def test_non_utf8_input_does_not_confirm_an_action(self, node: Node, there: Mapping[str, str]) -> None:
-        async with asked(*UNQUARANTINE, there=there) as person:
-            os.write(person._ours, b"y\xff\n")
-            assert (await person.ended()).code == 1
+    async def test_non_utf8_input_does_not_confirm_an_action(
+        self, node: Node, socket_environment: Mapping[str, str]
+    ) -> None:
+        async with confirmation_prompt(*UNQUARANTINE, there=socket_environment) as session:
+            os.write(session._ours, b"y\xff\n")
+            assert (await session.ended()).code == 1
         assert done(node) == []
 
-    async def test_interrupt_does_not_confirm_an_action(self, node: Node, there: Mapping[str, str]) -> None:
-        async with asked(*UNQUARANTINE, there=there) as person:
-            person.type("\x03")
-            told = await person.ended()
-            assert person.is_as_before
-        assert (told.code, done(node)) == (130, [])
-        assert told.text.endswith("Nothing was changed.\n")
+    async def test_interrupt_does_not_confirm_an_action(
+        self, node: Node, socket_environment: Mapping[str, str]
+    ) -> None:
+        async with confirmation_prompt(*UNQUARANTINE, there=socket_environment) as session:
+            session.type("\x03")
+            result = await session.ended()
+            assert session.is_as_before
+        assert (result.code, done(node)) == (130, [])
+        assert result.text.endswith("Nothing was changed.\n")
 
-    @pytest.mark.parametrize("words", THAT_ASK)
+    @pytest.mark.parametrize("words", WITH_CONFIRMATION)
     async def test_action_without_a_terminal_requires_the_yes_option(
         self, node: Node, short_tmp: Path, words: tuple[str, ...]
     ) -> None:
         ended = await run(short_tmp, *words)
-        assert (ended.code, ended.out, node.asked) == (2, "", [])
-        assert ended.err.endswith("Error: Nobody is here to be asked: say --yes if it is to be done.\n")
+        assert (ended.code, ended.out, node.requests) == (2, "", [])
+        assert ended.err.endswith("Error: stdin is not a terminal; pass --yes to confirm.\n")
 
     @pytest.mark.parametrize("more", [("--no-input",), ()])
-    @pytest.mark.parametrize("words", THAT_ASK)
+    @pytest.mark.parametrize("words", WITH_CONFIRMATION)
     async def test_action_with_no_input_requires_the_yes_option(
-        self, node: Node, there: Mapping[str, str], words: tuple[str, ...], more: tuple[str, ...]
+        self, node: Node, socket_environment: Mapping[str, str], words: tuple[str, ...], more: tuple[str, ...]
     ) -> None:
         variables = {} if more else {"SCRUBBER_NO_INPUT": "1"}
-        told = await at_terminal(*words, *more, columns=80, environment={**there, **variables})
-        assert (told.code, node.asked) == (2, [])
+        result = await at_terminal(*words, *more, columns=80, environment={**socket_environment, **variables})
+        assert (result.code, node.requests) == (2, [])
 
     @pytest.mark.parametrize("streams", [("stdin", "stdout"), ("stdout", "stderr")])
     async def test_confirmation_requires_both_streams_on_a_terminal(
-        self, node: Node, there: Mapping[str, str], streams: tuple[str, ...]
+        self, node: Node, socket_environment: Mapping[str, str], streams: tuple[str, ...]
     ) -> None:
-        told = await at_terminal(*UNQUARANTINE, columns=80, environment=there, streams=streams)
-        assert (told.code, node.asked) == (2, [])
+        result = await at_terminal(*UNQUARANTINE, columns=80, environment=socket_environment, streams=streams)
+        assert (result.code, node.requests) == (2, [])
 
-    @pytest.mark.parametrize("words", THAT_ASK)
+    @pytest.mark.parametrize("words", WITH_CONFIRMATION)
     async def test_yes_option_skips_the_confirmation(
-        self, node: Node, there: Mapping[str, str], words: tuple[str, ...]
+        self, node: Node, socket_environment: Mapping[str, str], words: tuple[str, ...]
     ) -> None:
-        told = await at_terminal(*words, "--yes", "--no-input", columns=80, environment=there)
-        assert (told.code, len(done(node)), "[y/N]" in told.text) == (0, 1, False)
+        result = await at_terminal(*words, "--yes", "--no-input", columns=80, environment=socket_environment)
+        assert (result.code, len(done(node)), "[y/N]" in result.text) == (0, 1, False)
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("words", [("quarantine", "1", *WHY), *((*each, "--yes") for each in THAT_ASK)])
+    @pytest.mark.parametrize("words", [("quarantine", "1", *WHY), *((*each, "--yes") for each in WITH_CONFIRMATION)])
     @pytest.mark.parametrize(
         ("error", "code"),
         [
-            (InvalidRequest("No device is called '1'."), 2),
-            (InvalidRequest("'GPU' is the beginning of 2 device ids: write more of it."), 2),
+            (InvalidRequest("No device matches '1'."), 2),
+            (InvalidRequest("'GPU' is the prefix of 2 device ids; use a longer one."), 2),
             (DeviceBusy("Device 1 is in use by red/train (main)."), 3),
             (DeviceBusy("Device 1 is being scrubbed (s-1); wait until that has ended."), 3),
             (Refused("Device 1 is healthy, not quarantined."), 3),
@@ -356,53 +360,55 @@ class TestRefusals:
         node.error = error
         assert await run(short_tmp, *words) == Ended(code, "", f"Error: {error}\n")
 
-    @pytest.mark.parametrize("words", [("quarantine", "1", *WHY), *((*each, "--yes") for each in THAT_ASK)])
+    @pytest.mark.parametrize("words", [("quarantine", "1", *WHY), *((*each, "--yes") for each in WITH_CONFIRMATION)])
     async def test_unavailable_service_is_an_error_and_changes_nothing(
         self, short_tmp: Path, words: tuple[str, ...]
     ) -> None:
         ended = await run(short_tmp, *words)
         assert (ended.code, ended.out) == (1, "")
-        assert re.fullmatch(r"Error: The scrub service is not there: .*\n", ended.err)
+        assert re.fullmatch(r"Error: The scrub service is not reachable: .*\n", ended.err)
 
-    @pytest.mark.parametrize("words", [("scrub", "0"), ("quarantine", "1", *WHY), *((*e, "--yes") for e in THAT_ASK)])
+    @pytest.mark.parametrize(
+        "words", [("scrub", "0"), ("quarantine", "1", *WHY), *((*e, "--yes") for e in WITH_CONFIRMATION)]
+    )
     async def test_user_with_read_access_only_is_given_the_missing_option(
         self, short_tmp: Path, words: tuple[str, ...]
     ) -> None:
-        async with standing(short_tmp, Purpose.READ) as node:
+        async with served(short_tmp, Purpose.READ) as node:
             node.plan = pb.ResetPlan(device_id=SICK.id, method="bus reset")
-            # Whoever may read may go this far; the other directory is closed to all but the service.
+            # A reader may enter this directory; the other one is closed to all but the service.
             short_tmp.chmod(0o755)
             for path in (short_tmp / "read", short_tmp / "read" / "read.sock"):
                 path.chmod(0o777)
             (short_tmp / "admin").mkdir(mode=0)
-            ended = await as_stranger(short_tmp, *words)
+            ended = await run_unprivileged(short_tmp, *words)
             (short_tmp / "admin").chmod(0o700)
         assert (ended.code, ended.out, done(node)) == (3, "", []), ended.err
         last = ended.err.splitlines()[-1]
         assert re.match(r"Error: uid \d+ may not use .*/admin/admin.sock: ", last)
         assert "scrubber serve --admin-group" in last
 
-    @pytest.mark.parametrize("words", THAT_ASK)
+    @pytest.mark.parametrize("words", WITH_CONFIRMATION)
     async def test_user_without_admin_access_gets_no_confirmation_prompt(
-        self, short_tmp: Path, there: Mapping[str, str], words: tuple[str, ...]
+        self, short_tmp: Path, socket_environment: Mapping[str, str], words: tuple[str, ...]
     ) -> None:
-        async with standing(short_tmp, Purpose.READ) as node:
-            ended = await at_terminal(*words, columns=200, environment=there)
-        assert (ended.code, node.asked, "[y/N]" in ended.text) == (1, [], False)
+        async with served(short_tmp, Purpose.READ) as node:
+            ended = await at_terminal(*words, columns=200, environment=socket_environment)
+        assert (ended.code, node.requests, "[y/N]" in ended.text) == (1, [], False)
         assert "admin/admin.sock does not exist" in ended.text
 
 
 @asynccontextmanager
-async def asked(*words: str, there: Mapping[str, str], columns: int = 80) -> AsyncIterator[Terminal]:
-    """A command at a terminal that has asked whether it may go on."""
-    async with terminal(*words, "-o", "name", columns=columns, environment=there) as person:
-        await person.shows("Go on? [y/N]")
-        yield person
+async def confirmation_prompt(*words: str, there: Mapping[str, str], columns: int = 80) -> AsyncIterator[Terminal]:
+    """A command at a terminal that waits for a confirmation."""
+    async with terminal(*words, "-o", "name", columns=columns, environment=there) as session:
+        await session.shows("Continue? [y/N]")
+        yield session
 
 
-AS_STRANGER = """
+UNPRIVILEGED = """
 import json, os, sys
-import scrubber.api.client, scrubber.cli.commands.baseline, scrubber.cli.commands.devices, scrubber.cli.render.progress, scrubber.cli.client_run
+import scrubber.api.client, scrubber.cli.commands.baseline, scrubber.cli.commands.devices, scrubber.cli.render.scrub_result, scrubber.cli.client_run
 import scrubber.domain.device
 from scrubber.cli.main import main
 
@@ -414,10 +420,10 @@ main(sys.argv[1:])
 """
 
 
-async def as_stranger(sockets: Path, *words: str) -> Ended:
+async def run_unprivileged(sockets: Path, *words: str) -> Ended:
     """The command of a user who is not root; it starts as this one, because another one need not read this tree."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", AS_STRANGER, *words),
+        *(sys.executable, "-c", UNPRIVILEGED, *words),
         env=environment(sockets),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

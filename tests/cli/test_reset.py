@@ -18,7 +18,7 @@ from scrubber.domain.errors import DeviceBusy, DriverTimeout, InvalidRequest
 from scrubber.domain.reset_plan import ResetPlan
 from tests.api.service import FakeNode
 from tests.cli.acting_stage import NEVER as FOREVER
-from tests.cli.acting_stage import Node, begun, device, passed, result, standing
+from tests.cli.acting_stage import Node, begun, device, passed, result, served
 from tests.cli.stage import run as command
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal, terminal
 
@@ -54,10 +54,10 @@ async def run(sockets: Path, *words: str) -> tuple[int | None, str, str]:
 
 async def test_reset_plan_is_printed_as_made_by_the_engine(node: FakeNode, short_tmp: Path) -> None:
     async with ReadClient(short_tmp / "s") as client:
-        told = await client.reset_plan("0")
-    assert node.asked == [("reset-plan", "GPU-a0")]
-    assert (told.device_id, told.method, told.unavailable_reason) == (FREE.device, FREE.method, "")
-    assert (tuple(told.actions), tuple(told.also_reset_ids)) == (FREE.actions, FREE.also_reset)
+        plan = await client.reset_plan("0")
+    assert node.requests == [("reset-plan", "GPU-a0")]
+    assert (plan.device_id, plan.method, plan.unavailable_reason) == (FREE.device, FREE.method, "")
+    assert (tuple(plan.actions), tuple(plan.also_reset_ids)) == (FREE.actions, FREE.also_reset)
 
 
 @pytest.mark.parametrize(("plan", "code"), [(FREE, 0), (HELD, 3), (NEVER, 1)])
@@ -84,7 +84,7 @@ async def test_reset_plan_lists_actions_in_order_and_blockers(node: FakeNode, sh
     node.plan = HELD
     _, out, _ = await run(short_tmp / "s", "0")
     assert [line.split("  ")[0] for line in out.splitlines()] == [
-        *("device", "method", "together with", "act 1", "act 2", "blocked", "blocked", "verdict"),
+        *("device", "method", "also reset", "action 1", "action 2", "blocker", "blocker", "verdict"),
     ]
     assert "train (PID 7) holds it." in out
     assert "\x1b" not in out
@@ -101,7 +101,7 @@ async def test_unknown_device_is_a_usage_error(node: FakeNode, short_tmp: Path) 
             await client.reset_plan("7")
     code, out, err = await run(short_tmp / "s", "7")
     assert (code, out) == (2, "")
-    assert "No device is called '7'" in err
+    assert "No device matches '7'" in err
 
 
 DEVICE = device(1)
@@ -110,7 +110,7 @@ RESET = ("reset", "1", "--reason", "it hangs")
 
 @pytest.fixture
 async def stage(short_tmp: Path) -> AsyncIterator[Node]:
-    async with standing(short_tmp) as stage:
+    async with served(short_tmp) as stage:
         stage.plan = pb.ResetPlan(
             device_id=DEVICE.id, method="nvidia-smi --gpu-reset", actions=["Reset it."], also_reset_ids=["GPU-2a-0000"]
         )
@@ -122,19 +122,19 @@ class TestReset:
     async def test_reset_shows_its_plan_and_sends_its_reason(self, stage: Node, short_tmp: Path) -> None:
         ended = await command(short_tmp, *RESET, "--yes", "-o", "json")
         assert ended.code == 0
-        assert stage.asked == [
+        assert stage.requests == [
             pb.GetResetPlanRequest(device="1"),
             pb.ResetRequest(device="1", reason="it hangs"),
         ]
         assert (ended.json["kind"], ended.json["scrub"]["outcome"]) == ("ScrubResult", "passed")
         assert [line.split("  ")[0] for line in ended.err.splitlines()] == [
-            *("device", "method", "together with", "act 1", "verdict"),
+            *("device", "method", "also reset", "action 1", "verdict"),
         ]
 
     async def test_unavailable_reset_is_refused_with_the_reason(self, stage: Node, short_tmp: Path) -> None:
         stage.plan.unavailable_reason = "The service does not run as root."
         ended = await command(short_tmp, *RESET, "--yes")
-        assert (ended.code, ended.out, len(stage.asked)) == (3, "", 1)
+        assert (ended.code, ended.out, len(stage.requests)) == (3, "", 1)
         assert ended.err.endswith("Error: The service does not run as root.\n")
 
     async def test_blockers_are_shown_and_the_decision_is_left_to_the_service(
@@ -143,7 +143,7 @@ class TestReset:
         stage.plan.blockers.append("train (PID 7) \x1b[31mholds it.")
         stage.scripts["1"] = [DeviceBusy("Device 1 is in use by red/train (main).")]
         ended = await command(short_tmp, *RESET, "--yes")
-        assert (ended.code, ended.out, len(stage.asked)) == (3, "", 2)
+        assert (ended.code, ended.out, len(stage.requests)) == (3, "", 2)
         assert "\x1b" not in ended.err
         assert "train (PID 7)" in ended.err
         assert ended.err.endswith("Error: Device 1 is in use by red/train (main).\n")
@@ -165,7 +165,7 @@ class TestReset:
         ended = await command(short_tmp, *RESET, "--yes", "-o", "json")
         assert (ended.code, ended.json["scrub"]["outcome"], ended.json["device"]["health"]) == (1, "passed", health)
         assert ended.err.endswith(
-            f"Error: Device 1 was reset and proved clean, and is still {health}: It is noisy. Only an operator can release it: "
+            f"Error: Device 1 was reset and proved clean, but is still {health}: It is noisy. Only an operator can release it: "
             "scrubber unquarantine 1 --reason …\n"
         )
         assert "Note: Device 1 is" not in ended.err
@@ -182,11 +182,11 @@ class TestReset:
         stage.scripts["1"] = [begun(DEVICE), FOREVER]
         ended = await command(short_tmp, *RESET, "--yes", "--timeout", "3s")
         assert (ended.code, ended.out) == (4, "")
-        told = (
-            f"Error: The reset s-1 of device {DEVICE.id} goes on; scrubber scrub 1 joins it, "
-            "scrubber device 1 shows how it ends.\n"
+        message = (
+            f"Error: The reset s-1 of device {DEVICE.id} continues. Run `scrubber scrub 1` to wait for it, or "
+            "`scrubber device 1` to see its result.\n"
         )
-        assert ended.err.endswith(told)
+        assert ended.err.endswith(message)
 
     async def test_no_wait_option_prints_the_scrub_id_and_returns(self, stage: Node, short_tmp: Path) -> None:
         stage.scripts["1"] = [begun(DEVICE), FOREVER]
@@ -200,26 +200,26 @@ class TestReset:
 
     async def test_reset_without_a_reason_sends_no_request(self, stage: Node, short_tmp: Path) -> None:
         ended = await command(short_tmp, "reset", "1", "--yes")
-        assert (ended.code, ended.out, stage.asked) == (2, "", [])
+        assert (ended.code, ended.out, stage.requests) == (2, "", [])
         assert "--reason" in ended.err
 
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_terminal_shows_plan_confirmation_and_verdict(
         self, stage: Node, short_tmp: Path, columns: int
     ) -> None:
-        there = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
-        async with terminal(*RESET, columns=columns, environment=there) as person:
-            await person.shows("Go on? [y/N]")
-            person.type("y\n")
-            told = await person.ended()
-            assert person.is_as_before
-        assert told.code == 0
-        agrees_with(f"reset-{columns}", told.text)
+        environment = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
+        async with terminal(*RESET, columns=columns, environment=environment) as session:
+            await session.shows("Continue? [y/N]")
+            session.type("y\n")
+            result = await session.ended()
+            assert session.is_as_before
+        assert result.code == 0
+        agrees_with(f"reset-{columns}", result.text)
 
     @pytest.mark.parametrize("columns", WIDTHS)
     async def test_reset_plan_fits_the_terminal(self, stage: Node, short_tmp: Path, columns: int) -> None:
         stage.plan.blockers.append("train (PID 7) holds it, and so does a process with quite a long name (PID 4711).")
-        there = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
-        told = await at_terminal("reset-plan", "1", columns=columns, environment=there)
-        assert told.code == 3
-        agrees_with(f"reset-plan-{columns}", told.text)
+        environment = {"SCRUBBER_SOCKET_DIR": str(short_tmp)}
+        result = await at_terminal("reset-plan", "1", columns=columns, environment=environment)
+        assert result.code == 3
+        agrees_with(f"reset-plan-{columns}", result.text)

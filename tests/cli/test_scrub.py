@@ -19,16 +19,16 @@ from scrubber.domain.errors import (
     Unreadable,
 )
 from scrubber.domain.evidence import Severity
-from tests.cli.acting_stage import NEVER, Node, begun, device, passed, result, standing
+from tests.cli.acting_stage import NEVER, Node, begun, device, passed, result, served
 from tests.cli.stage import HALFWAY, PASSED, SICK, Ended, run, start
 
 ZERO, ONE, TWO, THREE = (device(n) for n in range(4))
-IN_USE = DeviceBusy("Device GPU-3a is in use by red/train (main); it is scrubbed when it is given back.")
+IN_USE = DeviceBusy("Device GPU-3a is in use by red/train (main); it is scrubbed when it is released.")
 
 
 @pytest.fixture
 async def node(short_tmp: Path) -> AsyncIterator[Node]:
-    async with standing(short_tmp) as node:
+    async with served(short_tmp) as node:
         node.devices = [ZERO, ONE, TWO, THREE]
         yield node
 
@@ -42,7 +42,7 @@ class TestOneDevice:
         node.scripts["0"] = [HALFWAY, PASSED]
         ended = await run(short_tmp, "scrub", "0", "--path", "fast", "--wait", "-o", "json")
         assert (ended.code, ended.err) == (0, "")
-        assert node.asked == [pb.ScrubRequest(device="0", path="fast")], "one device is one question"
+        assert node.requests == [pb.ScrubRequest(device="0", path="fast")], "one device is one question"
         assert set(ended.json) == {
             "apiVersion",
             "kind",
@@ -87,9 +87,9 @@ class TestOneDevice:
 
     async def test_result_is_printed_as_one_table_row(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [begun(ZERO), passed(ZERO)]
-        ended = await run(short_tmp, "scrub", "0")
+        ended = await run(short_tmp, "scrub", "0", "-o", "wide")
         assert (ended.code, ended.err) == (0, "")
-        assert node.asked == [pb.ScrubRequest(device="0", path="slow")]
+        assert node.requests == [pb.ScrubRequest(device="0", path="slow")]
         line = cells(ended.out.splitlines()[1])
         assert line == ["0", ZERO.id, "passed", "1.2 s", "64 MiB cleared, 12 bytes of residue", "cert-0"]
 
@@ -114,8 +114,8 @@ class TestOneDevice:
         node.scripts["1"] = [result(ONE, "failed", small, large)]
         ended = await run(short_tmp, "scrub", "1")
         assert ended.code == 1
-        told = "8 bytes \N{REPLACEMENT CHARACTER}[2J did not take the clearing."
-        assert cells(ended.out.splitlines()[1]) == ["1", ONE.id, "failed", "1.2 s", told, "-"]
+        message = "8 bytes \N{REPLACEMENT CHARACTER}[2J did not take the clearing."
+        assert cells(ended.out.splitlines()[1]) == ["1", ONE.id, "failed", "1.2 s", message]
 
     @pytest.mark.parametrize("severity", Severity)
     async def test_finding_of_any_severity_is_shown(self, node: Node, short_tmp: Path, severity: Severity) -> None:
@@ -145,15 +145,15 @@ class TestOneDevice:
     ) -> None:
         found = passed(ZERO)
         found.result.unexplained_residue = (
-            "12 bytes of residue were found although certificate c-1 says that the device was clean."
+            "12 bytes of residue were found although certificate c-1 states that the device was clean."
         )
         node.scripts["0"] = [found]
         ended = await run(short_tmp, "scrub", "0")
         assert (ended.code, ended.err) == (
             0,
             (
-                f"Note: Device 0: {found.result.unexplained_residue} It is looked into as docs/runbooks/ScrubberResidueAfterCertificate.md "
-                "says; scrubber history --device 0 --event residue.unexplained shows each time.\n"
+                f"Note: Device 0: {found.result.unexplained_residue} Follow docs/runbooks/ScrubberResidueAfterCertificate.md; "
+                "run `scrubber history --device 0 --event residue.unexplained` to list every case.\n"
             ),
         )
         assert (await run(short_tmp, "scrub", "0", "-o", "json")).json[
@@ -169,11 +169,11 @@ class TestOneDevice:
         ("error", "code"),
         [
             (InvalidRequest("There is no device 0."), 2),
-            (InvalidRequest("'GPU' is the beginning of 4 device ids: write more of it."), 2),
+            (InvalidRequest("'GPU' is the prefix of 4 device ids; use a longer one."), 2),
             (IN_USE, 3),
-            (DeviceBusy("Device 0 is being scrubbed (s-1), and checks would break that off."), 3),
+            (DeviceBusy("Device 0 is being scrubbed (s-1), and checks would interrupt the scrub."), 3),
             (Quarantined("Device 0 is quarantined."), 3),
-            (NotReady("A scrub is under way."), 3),
+            (NotReady("A scrub is in progress."), 3),
             (PermissionDenied("uid 5 may not do that."), 3),
             (LedgerFailure("The ledger is read-only."), 1),
             (Unreadable("The driver gave no data."), 1),
@@ -195,29 +195,29 @@ class TestNotWaiting:
         assert (ended.json["certificate"], ended.json["device"]) == (None, None)
         await node.left.wait()
 
-    @pytest.mark.parametrize(("joined", "told"), [(False, "scrub s-0 began"), (True, "scrub s-0 was joined")])
+    @pytest.mark.parametrize(("joined", "message"), [(False, "started scrub s-0"), (True, "joined scrub s-0")])
     async def test_no_wait_output_states_whether_the_scrub_was_joined(
-        self, node: Node, short_tmp: Path, joined: bool, told: str
+        self, node: Node, short_tmp: Path, joined: bool, message: str
     ) -> None:
         node.scripts["0"] = [begun(ZERO, joined=joined), NEVER]
         ended = await run(short_tmp, "scrub", "0", "--no-wait")
         line = cells(ended.out.splitlines()[1])
-        assert (ended.code, line) == (0, ["0", ZERO.id, "under-way", "-", f"{told} and goes on", "-"])
+        assert (ended.code, line) == (0, ["0", ZERO.id, "under-way", "-", f"{message}, which continues"])
 
     async def test_timeout_exits_with_four(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [begun(ZERO), NEVER]
         ended = await run(short_tmp, "scrub", "0", "--timeout", "3s")
         assert (ended.code, ended.out) == (4, "")
         assert ended.err == (
-            f"Error: The scrub s-0 of device {ZERO.id} goes on; scrubber scrub 0 joins it, "
-            "scrubber device 0 shows how it ends.\n"
+            f"Error: The scrub s-0 of device {ZERO.id} continues. Run `scrubber scrub 0` to wait for it, or "
+            "`scrubber device 0` to see its result.\n"
         )
 
     async def test_unresponsive_service_gives_no_verdict(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [NEVER]
         ended = await run(short_tmp, "scrub", "0", "--timeout", "1")
         assert (ended.code, ended.out) == (1, "")
-        assert "said nothing about device 0 in time; scrubber device 0 shows" in ended.err
+        assert "has not reported on device 0 yet. Run `scrubber device 0` to see" in ended.err
 
     @pytest.mark.parametrize("script", [[HALFWAY], [], [pb.ScrubUpdate()]])
     async def test_stream_without_a_result_gives_no_verdict(
@@ -226,7 +226,7 @@ class TestNotWaiting:
         node.scripts["0"] = script
         ended = await run(short_tmp, "scrub", "0")
         assert (ended.code, ended.out) == (1, "")
-        assert "ended its answer before device 0 was done with" in ended.err
+        assert "closed the stream before device 0 was finished" in ended.err
 
     async def test_interrupt_prints_how_to_follow_the_running_scrub(self, node: Node, short_tmp: Path) -> None:
         node.scripts["0"] = [begun(ZERO), NEVER]
@@ -235,7 +235,7 @@ class TestNotWaiting:
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()
         assert (process.returncode, out) == (130, b"")
-        assert re.fullmatch(r"Note: The .*scrubber device \S+ shows .*\.\n", err.decode())
+        assert re.fullmatch(r"Note: The .*Run .*`scrubber device \S+` to see .*\.\n", err.decode())
         await node.left.wait()
 
 
@@ -244,12 +244,12 @@ class TestSeveralDevices:
         both = asyncio.Event()
         node.scripts[ZERO.id] = [begun(ZERO), both, passed(ZERO)]
         node.scripts[ONE.id] = [begun(ONE), both, passed(ONE, residue=0)]
-        process = asyncio.create_task(run(short_tmp, "scrub", "0", "GPU-1a", ZERO.id))
+        process = asyncio.create_task(run(short_tmp, "scrub", "0", "GPU-1a", ZERO.id, "-o", "wide"))
         await node.listened(2)
         both.set()
         ended = await process
         assert (ended.code, ended.err) == (0, "")
-        assert sorted(each.device for each in node.asked[1:]) == [ZERO.id, ONE.id], "named twice, scrubbed once"
+        assert sorted(each.device for each in node.requests[1:]) == [ZERO.id, ONE.id], "named twice, scrubbed once"
         assert [cells(line) for line in ended.out.splitlines()[1:]] == [
             ["0", ZERO.id, "passed", "1.2 s", "64 MiB cleared, 12 bytes of residue", "cert-0"],
             ["1", ONE.id, "passed", "1.2 s", "64 MiB cleared", "cert-1"],
@@ -275,7 +275,7 @@ class TestSeveralDevices:
         node.scripts[ZERO.id] = [passed(ZERO)]
         node.scripts[THREE.id] = [IN_USE]
         ended = await run(short_tmp, "scrub", "0", "3")
-        assert cells(ended.out.splitlines()[2]) == ["3", THREE.id, "refused", "-", str(IN_USE), "-"]
+        assert cells(ended.out.splitlines()[2]) == ["3", THREE.id, "refused", "-", str(IN_USE)]
 
     @pytest.mark.parametrize(
         ("worst", "code"),
@@ -284,7 +284,7 @@ class TestSeveralDevices:
             ([begun(TWO), NEVER], 4),
             ([IN_USE], 3),
             ([result(TWO, "blocked")], 3),
-            ([InvalidRequest("No device is called that any more.")], 2),
+            ([InvalidRequest("No device matches that any more.")], 2),
             ([result(TWO, "failed")], 1),
             ([LedgerFailure("The ledger is read-only.")], 1),
             ([begun(TWO)], 1),
@@ -305,7 +305,7 @@ class TestSeveralDevices:
         assert ended.code == 1
         assert [each["scrub"] and each["scrub"]["outcome"] for each in ended.items] == [None, "failed", None]
         assert ended.items[2]["scrub"]["metadata"]["name"] == "s-2"
-        assert ended.err.count("\n") == 1, "only of what goes on, more is to be said"
+        assert ended.err.count("\n") == 1, "a note only for the scrub that continues"
 
     async def test_error_is_reported_although_the_wait_for_others_timed_out(self, node: Node, short_tmp: Path) -> None:
         node.scripts |= {ZERO.id: [begun(ZERO)], ONE.id: [begun(ONE), NEVER]}
@@ -315,8 +315,8 @@ class TestSeveralDevices:
 
     async def test_unknown_device_prevents_the_scrub_of_all(self, node: Node, short_tmp: Path) -> None:
         ended = await run(short_tmp, "scrub", "0", "77", "-o", "json")
-        assert (ended.code, ended.out, node.asked) == (2, "", [pb.ListDevicesRequest()])
-        assert ended.err.startswith("Error: No device is called '77'; this node has: 0 (GPU-0a")
+        assert (ended.code, ended.out, node.requests) == (2, "", [pb.ListDevicesRequest()])
+        assert ended.err.startswith("Error: No device matches '77'; this node has: 0 (GPU-0a")
 
     async def test_error_common_to_all_devices_is_printed_once(self, node: Node, short_tmp: Path) -> None:
         refusal = PermissionDenied("uid 5 may not do that.")
@@ -345,10 +345,13 @@ class TestAllIdle:
         assert ended.code == 0
         assert [each["target"] for each in ended.items] == [ZERO.id, node.devices[3].id]
         assert ended.err.splitlines() == [
-            f"Note: Device {each.index} ({each.id}) is left out: {why}."
+            f"Note: Device {each.index} ({each.id}) is skipped: {why}."
             for each, why in zip(
                 node.devices[1:3],
-                ("it is in use by red/train/main", "no scrub has shown yet that what had it last is over (blue/old)"),
+                (
+                    "it is in use by red/train/main",
+                    "no scrub has shown yet that its previous pods have ended (blue/old)",
+                ),
                 strict=True,
             )
         ]
@@ -372,8 +375,8 @@ class TestAllIdle:
     async def test_all_idle_fast_path_omits_devices_being_scrubbed(self, node: Node, short_tmp: Path) -> None:
         node.devices = [device(2, hygiene="scrubbing", active_scrub_id="s-2")]
         ended = await run(short_tmp, "scrub", "--all-idle", "--path", "fast")
-        assert node.asked == [pb.ListDevicesRequest()]
-        assert ended.err.startswith(f"Note: Device 2 ({node.devices[0].id}) is left out: it is being scrubbed (s-2).\n")
+        assert node.requests == [pb.ListDevicesRequest()]
+        assert ended.err.startswith(f"Note: Device 2 ({node.devices[0].id}) is skipped: it is being scrubbed (s-2).\n")
 
     async def test_all_idle_prints_a_list_even_for_one_device(self, node: Node, short_tmp: Path) -> None:
         node.devices = [ZERO]
@@ -390,17 +393,17 @@ class TestAllIdle:
     async def test_all_idle_without_idle_devices_prints_a_note(self, node: Node, short_tmp: Path) -> None:
         node.devices = []
         assert await run(short_tmp, "scrub", "--all-idle") == Ended(0, "", "No device is idle.\n")
-        assert node.asked == [pb.ListDevicesRequest()]
+        assert node.requests == [pb.ListDevicesRequest()]
 
     @pytest.mark.parametrize(
         ("words", "message"),
-        [((), "Name a DEVICE, or say --all-idle"), (("0", "--all-idle"), "Say --all-idle or name a DEVICE, not both")],
+        [((), "Pass a DEVICE, or --all-idle"), (("0", "--all-idle"), "Pass either a DEVICE or --all-idle, not both")],
     )
     async def test_all_idle_and_named_devices_exclude_each_other(
         self, node: Node, short_tmp: Path, words: tuple[str, ...], message: str
     ) -> None:
         ended = await run(short_tmp, "scrub", *words)
-        assert (ended.code, ended.out, node.asked) == (2, "", [])
+        assert (ended.code, ended.out, node.requests) == (2, "", [])
         assert message in ended.err
 
 
@@ -411,7 +414,7 @@ class TestScrubbedButNotOffered:
     OFF_THE_BUS = pb.Cause(code="xid-79", message="XID 79 was \x1b[31mseen.", recovery_method="reboot", since=1.0)
 
     @pytest.mark.parametrize(
-        ("more", "told"),
+        ("more", "message"),
         [
             (
                 {"state": "quarantined", "health": "quarantined", "cause": OUT},
@@ -425,8 +428,8 @@ class TestScrubbedButNotOffered:
             (
                 {"state": "probation", "health": "probation", "cause": OFF_THE_BUS},
                 (
-                    "on probation: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It returns once it has been scrubbed clean as "
-                    "often as its policy asks for."
+                    "on probation: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It returns to service after as many clean "
+                    "scrubs as its policy requires."
                 ),
             ),
             (
@@ -437,12 +440,12 @@ class TestScrubbedButNotOffered:
         ],
     )
     async def test_note_names_cause_and_next_action_of_a_clean_device_out_of_service(
-        self, node: Node, short_tmp: Path, more: dict[str, object], told: str
+        self, node: Node, short_tmp: Path, more: dict[str, object], message: str
     ) -> None:
         out = device(1, advertised=False, **more)
         node.scripts |= {ZERO.id: [passed(ZERO)], ONE.id: [passed(out)]}
         ended = await run(short_tmp, "scrub", "0", "1")
-        assert (ended.code, ended.err) == (0, f"Note: Device 1 is {told}\n")
+        assert (ended.code, ended.err) == (0, f"Note: Device 1 is {message}\n")
 
     async def test_single_device_output_contains_the_command_for_the_next_action(
         self, node: Node, short_tmp: Path
@@ -457,14 +460,14 @@ class TestUnavailableService:
     async def test_unavailable_service_gives_no_verdict(self, short_tmp: Path, words: tuple[str, ...]) -> None:
         ended = await run(short_tmp, "scrub", *words)
         assert (ended.code, ended.out) == (1, "")
-        assert ended.err.startswith("Error: The scrub service is not there:")
+        assert ended.err.startswith("Error: The scrub service is not reachable:")
         assert ended.err.count("\n") == 1
 
     @pytest.mark.parametrize("words", [("0",), ("0", "1")])
     async def test_service_that_stops_during_a_scrub_gives_no_verdict(
         self, short_tmp: Path, words: tuple[str, ...]
     ) -> None:
-        async with standing(short_tmp) as node:
+        async with served(short_tmp) as node:
             node.devices = [ZERO, ONE]
             node.scripts = {each: [begun(ZERO), NEVER] for each in ("0", ZERO.id, ONE.id)}
             process = await start(short_tmp, "scrub", *words)

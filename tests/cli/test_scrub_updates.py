@@ -109,7 +109,7 @@ async def test_stream_that_ends_without_a_result_is_an_error(display: Display) -
 
     followed = await follow_scrubs([ScrubTarget("1")], cut, display, wait=True, timeout=None)
     assert isinstance(followed.statuses[0].error, Unavailable)
-    assert "scrubber device GPU-1 shows" in str(followed.statuses[0].error)
+    assert "Run `scrubber device GPU-1` to see its state." in str(followed.statuses[0].error)
 
 
 async def test_unexpected_exception_while_following_propagates(display: Display) -> None:

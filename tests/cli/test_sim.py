@@ -33,9 +33,9 @@ def run(*words: str) -> object:
 
 def answer(capsys: Capture, *words: str) -> Any:
     assert run(*words, "-o", "json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["apiVersion"], told["kind"]) == ("cli.scrubber.dev/v1", "SimDeviceList")
-    return told["items"]
+    output = json.loads(capsys.readouterr().out)
+    assert (output["apiVersion"], output["kind"]) == ("cli.scrubber.dev/v1", "SimDeviceList")
+    return output["items"]
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def faults(node: Path, index: str = "0") -> control.Faults:
 class TestCreate:
     def test_existing_node_is_reported_and_unchanged(self, node: Path, capsys: Capture) -> None:
         assert run("create", "--dir", str(node), "--devices", "2", "--memory", "1MiB") == 0
-        told = f"Note: The node in {node} was there already; nothing in it was changed."
-        assert told in capsys.readouterr().err.splitlines()
+        note = f"Note: The simulated node in {node} exists already; it was not changed."
+        assert note in capsys.readouterr().err.splitlines()
 
     def test_create_makes_the_requested_node(self, tmp_path: Path, capsys: Capture) -> None:
         made = answer(capsys, "create", "--dir", str(tmp_path / "n"), "--devices", "3", "--memory", "2MiB")
@@ -178,7 +178,7 @@ class TestFault:
 
     def test_directory_without_a_node_is_refused(self, tmp_path: Path, capsys: Capture) -> None:
         assert run("fault", "--dir", str(tmp_path), "--device", "0", "--lost") == 2
-        assert "holds no simulated node" in capsys.readouterr().err
+        assert "is not a simulated node" in capsys.readouterr().err
 
 
 class TestClear:
@@ -199,8 +199,8 @@ class TestClear:
         assert faults(node).active_xids == {95: 1}
 
     def test_clear_can_remove_a_condition_by_its_code(self, node: Path) -> None:
-        said = ("--condition", "pcie-width", "--condition", "sulking")
-        assert run("fault", "--dir", str(node), "--device", "0", *said, "--counter", "retired_pages=3") == 0
+        conditions = ("--condition", "pcie-width", "--condition", "sulking")
+        assert run("fault", "--dir", str(node), "--device", "0", *conditions, "--counter", "retired_pages=3") == 0
         assert run("clear", "--dir", str(node), "--device", "0", "--condition", "pcie-width") == 0
         assert faults(node).conditions == {"sulking": ""}
         assert run("clear", "--dir", str(node), "--condition", "sulking", "--condition", "power-brake") == 0
@@ -240,17 +240,17 @@ class TestTenant:
         assert "cannot be opened" in ended.stderr
 
     def test_every_tenant_option_reaches_the_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        told: list[list[str]] = []
+        commands: list[list[str]] = []
 
         def note(argv: list[str]) -> int:
-            told.append(argv)
+            commands.append(argv)
             return 0
 
         monkeypatch.setattr(tenant, "main", note)
         words = ("--device=d", "--resize=4KiB", "--expect=e", "--write=--w", "--ready-file=r", "--hold=forever")
         switches = ("--read", "--in-flight", "--mmap", "--leave-leftover", "--sigkill")
         assert run("tenant", *words, *switches) == 0
-        (argv,) = told
+        (argv,) = commands
         assert set(argv) == {*words, *switches} - {"--resize=4KiB"} | {"--resize=4096"}
 
     def test_tenant_command_has_the_options_of_the_program(self, capsys: Capture) -> None:
@@ -271,7 +271,7 @@ class TestFirmware:
 
     def test_invalid_firmware_version_is_refused(self, node: Path, capsys: Capture) -> None:
         assert run("fault", "--dir", str(node), "--device", "0", "--firmware", "a b") == 2
-        assert "is no version of firmware" in capsys.readouterr().err
+        assert "is not a firmware version" in capsys.readouterr().err
         assert faults(node) == control.Faults()
 
 

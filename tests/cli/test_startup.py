@@ -13,9 +13,9 @@ import pytest
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from scrubber.cli.app import App, Argument, Option
 from scrubber.cli.lazy import CommandEntry, LazyGroup
 from scrubber.cli.main import Commands, app
-from scrubber.cli.parameters import skip_validation
 
 NOT_TO_WAIT_FOR = ("grpc", "google.protobuf", "pydantic", "rich", "structlog", "yaml", "cryptography", "plugin")
 NO_SERVICE = "asyncio"
@@ -49,8 +49,8 @@ def among(modules: set[str], packages: tuple[str, ...]) -> list[str]:
         (["--help"], {}),
         ([], {}),
         (["no-such-command"], {}),
-        ([""], {"_SCRUBBER_COMPLETE": "zsh"}),
-        (["-"], {"_SCRUBBER_COMPLETE": "fish"}),
+        ([""], {"_SCRUBBER_COMPLETE": "complete_zsh"}),
+        (["-"], {"_SCRUBBER_COMPLETE": "complete_fish"}),
     ],
 )
 def test_top_level_help_and_version_import_no_command(words: list[str], environment: dict[str, str]) -> None:
@@ -82,6 +82,31 @@ def test_service_command_imports_only_its_client(words: list[str], tmp_path: Pat
     modules = loaded(*words, SCRUBBER_SOCKET_DIR=str(tmp_path))
     assert "scrubber.api.client" in modules
     assert among(modules, ("pydantic", "rich", "structlog", "yaml", "cryptography", "plugin", *DAEMON)) == []
+
+
+def test_completion_of_a_device_imports_only_the_client(tmp_path: Path) -> None:
+    modules = loaded("device", "", SCRUBBER_SOCKET_DIR=str(tmp_path), _SCRUBBER_COMPLETE="complete_bash")
+    assert "scrubber.api.client" not in modules, "nothing is completed without a line"
+    modules = loaded("device", "", SCRUBBER_SOCKET_DIR=str(tmp_path), _SCRUBBER_COMPLETE="complete_zsh")
+    assert "scrubber.api.client" in modules
+    assert among(modules, ("pydantic", "rich", "structlog", "yaml", "cryptography", "plugin", *DAEMON)) == []
+
+
+def test_missing_argument_is_reported_without_loading_a_library() -> None:
+    assert among(loaded("device"), NOT_TO_WAIT_FOR) == []
+
+
+def test_rich_is_loaded_only_for_a_table_that_must_be_folded() -> None:
+    code = (
+        "import sys\n"
+        "from scrubber.cli.render.table import OutputColumn, TableSection, table_lines\n"
+        "table = TableSection('', ('ID', OutputColumn('TEXT', min_width=8)), [('a…', 'clean, some text')])\n"
+        "for width in (80, 14):\n"
+        "    table_lines([table], width, colours=True)\n"
+        "    print('rich' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == ["False", "True"]
 
 
 def test_doctor_on_an_empty_node_imports_no_file_parsers(tmp_path: Path) -> None:
@@ -132,7 +157,7 @@ def test_short_lived_command_runs_no_garbage_collection(
 
 DAEMON_STARTS = """
 import atexit, gc
-from scrubber.cli.gc_tuning import make_gc_rare, restore_gc
+from scrubber.cli.startup import make_gc_rare, restore_gc
 usual = gc.get_threshold()
 atexit.register(lambda: print(gc.get_freeze_count() > 1000))  # what is registered first is called last
 make_gc_rare()
@@ -152,9 +177,9 @@ def test_daemon_runs_garbage_collection_as_usual(daemon: bool) -> None:
 
 @pytest.mark.parametrize("entry", Commands.entries, ids=lambda entry: entry.name)
 def test_command_table_summary_is_the_first_line_of_the_commands_help(entry: CommandEntry) -> None:
-    said = " ".join((entry.load().help or "").partition("\n\n")[0].split())
-    assert said.startswith(entry.summary)
-    rest = said.removeprefix(entry.summary)
+    summary = " ".join((entry.load().help or "").partition("\n\n")[0].split())
+    assert summary.startswith(entry.summary)
+    rest = summary.removeprefix(entry.summary)
     assert rest == "" or rest.startswith(" "), "the summary is the first sentence"
     assert entry.summary.endswith(".")
     assert len(entry.summary) <= 62, "a line of 80 columns"
@@ -175,7 +200,7 @@ def test_lazy_group_lists_its_commands_like_any_group() -> None:
     assert list(group.commands)[-1] == "more"
 
 
-# --- values: the fast parser and Typer's own agree -------------------------------------------------------------------
+# --- values: our parameters and Typer's own agree -------------------------------------------------------------------
 
 
 def parameters() -> Iterator[tuple[str, TyperOption | TyperArgument]]:
@@ -216,15 +241,12 @@ def of_every_kind(
 
 
 def parameters_of_every_kind() -> Iterator[tuple[str, TyperOption | TyperArgument]]:
-    any_app = typer.Typer()
+    any_app = App()
     any_app.command()(of_every_kind)
     command = typer.main.get_command(any_app)
-    assert isinstance(command, TyperCommand)
-    skip_validation(command)
     for each in command.params:
         assert isinstance(each, TyperOption | TyperArgument)
-        if not each.name.endswith("completion"):
-            yield f"any {each.name}", each
+        yield f"any {each.name}", each
 
 
 PARAMETERS = {**dict(parameters()), **dict(parameters_of_every_kind())}
@@ -247,7 +269,7 @@ def test_option_values_are_converted_as_by_typer(name: str) -> None:
     context = typer.Context(TyperCommand("any"))
     own = TyperOption if isinstance(parameter, TyperOption) else TyperArgument
     several = parameter.nargs == -1 or parameter.multiple
-    assert type(parameter) is not own, "it goes the short way"
+    assert isinstance(parameter, Option | Argument)
     values = [parameter.get_default(context), None, *([each] if several else each for each in WRITTEN)]
     if several:
         values += [[], (), list(WRITTEN[:2]), list(WRITTEN)]

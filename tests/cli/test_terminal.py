@@ -66,28 +66,28 @@ async def test_keys_resizes_and_interrupts_reach_the_command() -> None:
         "print('got', sys.stdin.readline(), flush=True)\n"
         "while True: time.sleep(0.01)"  # a pause() that begins right after a signal waits for the next one
     )
-    async with terminal(code, columns=70, program=PYTHON) as there:
-        await there.shows("ready")
-        there.type("word\n")
-        await there.shows("got word")
-        there.resize(60)
-        await there.shows("\n60\n")
-        there.type("\x03")
-        assert await there.process.wait() == -2
+    async with terminal(code, columns=70, program=PYTHON) as session:
+        await session.shows("ready")
+        session.type("word\n")
+        await session.shows("got word")
+        session.resize(60)
+        await session.shows("\n60\n")
+        session.type("\x03")
+        assert await session.process.wait() == -2
 
 
 async def test_redirected_streams_are_no_terminals() -> None:
-    told = await at_terminal(
+    result = await at_terminal(
         "import sys; print([each.isatty() for each in (sys.stdin, sys.stdout, sys.stderr)])",
         columns=80,
         program=PYTHON,
         streams=("stderr",),
     )
-    assert told.out == "[False, False, True]\n"
+    assert result.out == "[False, False, True]\n"
 
 
 async def test_terminal_wait_ends_at_its_timeout() -> None:
-    async with terminal("import time; time.sleep(600)", columns=80, program=PYTHON) as there:
+    async with terminal("import time; time.sleep(600)", columns=80, program=PYTHON) as session:
         with pytest.raises(AssertionError, match="was not shown"):
-            await there.shows("anything", seconds=0.05)
-    assert there.process.returncode == -9
+            await session.shows("anything", seconds=0.05)
+    assert session.process.returncode == -9

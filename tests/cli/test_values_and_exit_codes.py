@@ -106,7 +106,7 @@ def test_since_is_a_duration_ago_or_a_timestamp(written: str, moment: float) -> 
 
 @pytest.mark.parametrize("written", ["2", " 2", "1.5", "20261120"])
 def test_since_without_a_unit_is_refused(written: str) -> None:
-    with pytest.raises(typer.BadParameter, match=f"names no unit: write {written.strip()}h, {written.strip()}m or"):
+    with pytest.raises(typer.BadParameter, match=f"has no unit; write {written.strip()}h, {written.strip()}m or"):
         parse_time(written, now=10_000.0)
 
 
@@ -156,7 +156,8 @@ def test_unexpected_exception_is_one_error_message(
         command.main(["version"])
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
-        "Error: This is a fault of scrubber itself (KeyError: 'gpu-scrubber'); SCRUBBER_TRACEBACK=1 shows where.\n"
+        "Error: Internal error (KeyError: 'gpu-scrubber'). This is a bug in scrubber; to report it, run the command again "
+        "with SCRUBBER_TRACEBACK=1 in the environment for a traceback.\n"
     )
 
 

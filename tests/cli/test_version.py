@@ -25,7 +25,7 @@ async def service(short_tmp: Path) -> AsyncIterator[Service]:
 async def test_version_is_one_line_and_contacts_no_service(service: Service, short_tmp: Path) -> None:
     ended = await run(short_tmp, "version")
     assert (ended.code, ended.out, ended.err) == (0, f"{__version__}\n", "")
-    assert service.asked == []
+    assert service.requests == []
 
 
 async def test_json_contains_the_runtime_environment(short_tmp: Path) -> None:
@@ -49,20 +49,20 @@ async def test_service_of_another_version_exits_with_one_and_names_the_remedy(
     service: Service, short_tmp: Path, columns: int
 ) -> None:
     service.info = pb.ServiceInfo(version="9.9\x1b[2J")
-    told = await at_terminal(
+    result = await at_terminal(
         "version", "--service", columns=columns, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)}
     )
-    assert told.code == 1
-    said = " ".join(told.text.split())
-    assert f"this command {__version__}" in said
-    assert "the service 9.9\N{REPLACEMENT CHARACTER}[2J" in said
-    assert f"restart it to have {__version__} run" in said
+    assert result.code == 1
+    shown = " ".join(result.text.split())
+    assert f"client {__version__}" in shown
+    assert "service 9.9\N{REPLACEMENT CHARACTER}[2J" in shown
+    assert f"restart it to run {__version__}." in shown
 
 
 async def test_unavailable_or_refusing_service_exits_with_one(service: Service, short_tmp: Path) -> None:
     away = await run(short_tmp / "nowhere", "version", "--service")
     assert (away.code, away.out) == (1, "")
-    assert "is not there" in away.err
+    assert "is not reachable" in away.err
     service.error = PermissionDenied("Not you.")
     refused = await run(short_tmp, "version", "--service")
     assert (refused.code, refused.out) == (3, "")

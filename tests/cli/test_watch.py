@@ -36,85 +36,84 @@ async def first_line(stream: asyncio.StreamReader | None) -> str:
 
 class TestOnATerminal:
     async def test_change_is_drawn_in_place(self, service: Service, short_tmp: Path) -> None:
-        async with terminal("devices", "--watch", environment=at(short_tmp)) as there:
-            await there.shows("quarantined")
+        async with terminal("devices", "--watch", environment=at(short_tmp)) as session:
+            await session.shows("quarantined")
             service.becomes(CLEAN)
-            await there.shows(re.compile(r"live\n\nINDEX.*\n0 +SIM-GPU-aa.*\n\Z"))
-            assert LIVE.search(there.screen.text)
-            assert there.screen.alternate
-            assert not there.screen.cursor_shown
-            there.type("\x03")
-            assert (await there.ended()).code == 130
+            await session.shows(re.compile(r"live\n\nINDEX.*\n0 +SIM-GPU-aa.*\n\Z"))
+            assert LIVE.search(session.screen.text)
+            assert session.screen.alternate
+            assert not session.screen.cursor_shown
+            session.type("\x03")
+            assert (await session.ended()).code == 130
 
     async def test_interrupt_leaves_the_last_view_and_restores_the_terminal(
         self, service: Service, short_tmp: Path
     ) -> None:
-        async with terminal("devices", "-w", environment=at(short_tmp)) as there:
-            await there.shows("quarantined")
-            there.type("stray keys")
-            there.type("\x03")
-            told = await there.ended()
-            assert there.is_as_before
-        assert told.code == 130
-        assert "quarantined" in told.text
-        assert "stray" not in told.text
+        async with terminal("devices", "-w", environment=at(short_tmp)) as session:
+            await session.shows("quarantined")
+            session.type("stray keys")
+            session.type("\x03")
+            result = await session.ended()
+            assert session.is_as_before
+        assert result.code == 130
+        assert "quarantined" in result.text
+        assert "stray" not in result.text
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
     async def test_termination_signal_restores_the_terminal(
         self, service: Service, short_tmp: Path, number: signal.Signals
     ) -> None:
-        async with terminal("devices", "-w", environment=at(short_tmp)) as there:
-            await there.shows("quarantined")
-            there.process.send_signal(number)
-            assert (await there.ended()).code == -number
-            assert there.is_as_before
+        async with terminal("devices", "-w", environment=at(short_tmp)) as session:
+            await session.shows("quarantined")
+            session.process.send_signal(number)
+            assert (await session.ended()).code == -number
+            assert session.is_as_before
 
     async def test_resized_terminal_is_redrawn(self, service: Service, short_tmp: Path) -> None:
-        async with terminal("devices", "-w", columns=200, environment=at(short_tmp)) as there:
-            await there.shows("MODEL")
-            there.resize(60)
-            await there.shows(re.compile(r"^INDEX +0\nDEVICE +SIM-GPU-aa$", re.MULTILINE))
-            there.screen.too_wide.clear()
-            there.resize(80)
-            await there.shows(re.compile(r"^INDEX  DEVICE", re.MULTILINE))
-            assert "MODEL" not in there.screen.text
-            there.type("\x03")
-            await there.ended()
+        async with terminal("devices", "-w", columns=200, environment=at(short_tmp)) as session:
+            await session.shows(re.compile(r"^INDEX  DEVICE", re.MULTILINE))
+            session.resize(50)
+            await session.shows(re.compile(r"^INDEX +0\nDEVICE +SIM-GPU-aa$", re.MULTILINE))
+            session.screen.too_wide.clear()
+            session.resize(80)
+            await session.shows(re.compile(r"^INDEX  DEVICE", re.MULTILINE))
+            session.type("\x03")
+            await session.ended()
 
     async def test_short_window_states_the_number_of_hidden_lines(self, service: Service, short_tmp: Path) -> None:
         many = [pb.Device(id=f"SIM-GPU-{number:02}", index=str(number), state="clean") for number in range(16)]
         service.becomes(*many)
-        async with terminal("devices", "-w", rows=10, environment=at(short_tmp)) as there:
-            await there.shows("… 10 more lines: make the window taller, or name devices.")
-            assert len(there.screen.text.splitlines()) == 10
-            there.type("\x03")
-            await there.ended()
+        async with terminal("devices", "-w", rows=10, environment=at(short_tmp)) as session:
+            await session.shows("… 10 more lines: enlarge the window, or name devices.")
+            assert len(session.screen.text.splitlines()) == 10
+            session.type("\x03")
+            await session.ended()
 
     async def test_suspended_watch_restores_the_terminal_and_resumes(self, service: Service, short_tmp: Path) -> None:
-        async with terminal("devices", "-w", environment=at(short_tmp)) as there:
-            await there.shows("quarantined")
-            there.process.send_signal(signal.SIGTSTP)
-            await stopped(there)
-            await until(lambda: there.is_as_before)
-            there.process.send_signal(signal.SIGCONT)
-            await there.shows("quarantined")
-            assert there.screen.alternate
-            there.type("\x03")
-            assert (await there.ended()).code == 130
+        async with terminal("devices", "-w", environment=at(short_tmp)) as session:
+            await session.shows("quarantined")
+            session.process.send_signal(signal.SIGTSTP)
+            await stopped(session)
+            await until(lambda: session.is_as_before)
+            session.process.send_signal(signal.SIGCONT)
+            await session.shows("quarantined")
+            assert session.screen.alternate
+            session.type("\x03")
+            assert (await session.ended()).code == 130
 
     async def test_lost_service_is_reported_and_contacted_again(self, short_tmp: Path) -> None:
         async with serving(short_tmp):
             watching = terminal("devices", "-w", environment=at(short_tmp))
-            there = await watching.__aenter__()
-            await there.shows(LIVE)
+            session = await watching.__aenter__()
+            await session.shows(LIVE)
         try:
-            await there.shows(re.compile(r"NOT LIVE: this is as of \S+Z\."))
-            await there.shows("quarantined")
+            await session.shows(re.compile(r"NOT LIVE: last update at \S+Z\."))
+            await session.shows("quarantined")
             async with serving(short_tmp) as back:
                 back.becomes(CLEAN)
-                await there.shows(LIVE)
-                there.type("\x03")
-                assert (await there.ended()).code == 130
+                await session.shows(LIVE)
+                session.type("\x03")
+                assert (await session.ended()).code == 130
         finally:
             await watching.__aexit__(None, None, None)
 
@@ -129,48 +128,50 @@ class TestOnATerminal:
             async def _answer(self, request: object, context: object) -> None:
                 pass
 
-        async with serving(short_tmp, Hanging()), terminal("devices", "-w", environment=at(short_tmp)) as there:
-            await there.shows(LIVE)
-            await there.shows(re.compile(r"NOT LIVE: .*Nothing\s+was\s+heard"))
-            there.type("\x03")
-            assert (await there.ended()).code == 130
+        async with serving(short_tmp, Hanging()), terminal("devices", "-w", environment=at(short_tmp)) as session:
+            await session.shows(LIVE)
+            await session.shows(re.compile(r"NOT LIVE: .*The\s+service\s+does\s+not\s+respond\. Retrying\."))
+            session.type("\x03")
+            assert (await session.ended()).code == 130
 
     async def test_active_break_glass_override_is_shown_above_the_table(
         self, service: Service, short_tmp: Path
     ) -> None:
         service.becomes(BROKEN)
-        async with terminal("devices", "-w", environment=at(short_tmp)) as there:
-            await there.shows(re.compile(r"live\nNote: Until .* nothing is refused for device 2", re.MULTILINE))
-            assert b"\x1b[2J" not in there.raw.rpartition(b"deadline")[2], "what a person wrote is no command"
-            there.type("\x03")
-            await there.ended()
+        async with terminal("devices", "-w", environment=at(short_tmp)) as session:
+            await session.shows(
+                re.compile(r"live\nNote: Device 2 \(SIM-GPU-cc\) is handed over whatever its checks find", re.MULTILINE)
+            )
+            assert b"\x1b[2J" not in session.raw.rpartition(b"deadline")[2], "what a person wrote is no command"
+            session.type("\x03")
+            await session.ended()
 
     async def test_nothing_is_drawn_without_a_service(self, short_tmp: Path) -> None:
-        async with terminal("devices", "-w", environment=at(short_tmp)) as there:
-            told = await there.ended()
-        assert told.code == 1
-        assert told.text.startswith("Error: The scrub service is not there:")
-        assert b"\x1b[?1049h" not in told.raw
+        async with terminal("devices", "-w", environment=at(short_tmp)) as session:
+            result = await session.ended()
+        assert result.code == 1
+        assert result.text.startswith("Error: The scrub service is not reachable:")
+        assert b"\x1b[?1049h" not in result.raw
 
     async def test_unknown_device_is_a_usage_error(self, service: Service, short_tmp: Path) -> None:
-        async with terminal("devices", "9", "-w", environment=at(short_tmp)) as there:
-            told = await there.ended()
-        assert told.code == 2
-        assert "No device is called '9'" in told.text
+        async with terminal("devices", "9", "-w", environment=at(short_tmp)) as session:
+            result = await session.ended()
+        assert result.code == 2
+        assert "No device matches '9'" in result.text
 
     async def test_dumb_terminal_gets_consecutive_tables(self, service: Service, short_tmp: Path) -> None:
-        async with terminal("devices", "-w", environment=at(short_tmp, TERM="dumb")) as there:
-            await there.shows("quarantined")
+        async with terminal("devices", "-w", environment=at(short_tmp, TERM="dumb")) as session:
+            await session.shows("quarantined")
             service.becomes(CLEAN)
-            await there.shows(re.compile(r"quarantined.*INDEX", re.DOTALL))
-            assert b"\x1b" not in there.raw
-            there.process.send_signal(signal.SIGINT)
-            assert (await there.ended()).code == 130
+            await session.shows(re.compile(r"quarantined.*INDEX", re.DOTALL))
+            assert b"\x1b" not in session.raw
+            session.process.send_signal(signal.SIGINT)
+            assert (await session.ended()).code == 130
 
 
-async def stopped(there: Terminal) -> None:
+async def stopped(session: Terminal) -> None:
     """Wait until the command has stopped itself."""
-    stat = Path(f"/proc/{there.process.pid}/stat")
+    stat = Path(f"/proc/{session.process.pid}/stat")
     await until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
 
 
@@ -189,7 +190,7 @@ class TestWithoutTerminal:
         assert (first["apiVersion"], first["kind"]) == ("cli.scrubber.dev/v1", "DeviceList")
         assert [each["state"] for each in first["items"]] == ["clean", "quarantined"]
         # The service is polled for availability, and nothing is written for that.
-        await until(lambda: service.asked.count(pb.GetServiceInfoRequest()) > 1)
+        await until(lambda: service.requests.count(pb.GetServiceInfoRequest()) > 1)
         service.becomes(CLEAN)
         assert [each["metadata"]["name"] for each in json.loads(await first_line(process.stdout))["items"]] == [
             "SIM-GPU-aa"
@@ -203,8 +204,8 @@ class TestWithoutTerminal:
         assert await first_line(process.stdout) == "---\n"
         process.send_signal(signal.SIGINT)
         out, _ = await process.communicate()
-        (told,) = yaml.safe_load_all(out)
-        assert [each["metadata"]["name"] for each in told["items"]] == ["SIM-GPU-aa"]
+        (document,) = yaml.safe_load_all(out)
+        assert [each["metadata"]["name"] for each in document["items"]] == ["SIM-GPU-aa"]
 
     async def test_tables_are_printed_consecutively_each_with_its_time(self, service: Service, short_tmp: Path) -> None:
         process = await start(short_tmp, "devices", "--watch")
@@ -212,7 +213,7 @@ class TestWithoutTerminal:
         assert (await first_line(process.stdout)).startswith("INDEX  DEVICE      HYGIENE")
         process.send_signal(signal.SIGINT)
         out, _ = await process.communicate()
-        assert out.decode().endswith("seen.\n\n")
+        assert out.decode().endswith("xid-95\n\n")
 
     async def test_lost_service_is_reported_once_on_standard_error(self, short_tmp: Path) -> None:
         async with serving(short_tmp) as service:
@@ -220,9 +221,9 @@ class TestWithoutTerminal:
             await first_line(process.stdout)
             service.error = NotReady("It is busy.")
             service.becomes(SICK)
-            assert await first_line(process.stderr) == "Note: It is busy. It is asked again until it answers.\n"
-            service.asked.clear()
-            await until(lambda: len(service.asked) > 1)
+            assert await first_line(process.stderr) == "Note: It is busy. Retrying until the service responds.\n"
+            service.requests.clear()
+            await until(lambda: len(service.requests) > 1)
             service.error = None
             assert json.loads(await first_line(process.stdout))["items"][0]["metadata"]["name"] == "SIM-GPU-bb"
             process.send_signal(signal.SIGINT)
@@ -243,5 +244,5 @@ class TestWithoutTerminal:
     async def test_watch_with_name_output_is_a_usage_error(self, service: Service, short_tmp: Path) -> None:
         ended = await run(short_tmp, "devices", "--watch", "-o", "name")
         assert isinstance(ended, Ended)
-        assert (ended.code, ended.out, service.asked) == (2, "", [])
-        assert "-o table, json or yaml" in " ".join(ended.err.split())
+        assert (ended.code, ended.out, service.requests) == (2, "", [])
+        assert "Use table, wide, json or yaml." in " ".join(ended.err.split())

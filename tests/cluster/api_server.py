@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """One request, as received."""
 
     method: str
@@ -47,7 +47,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Said:
+class Response:
     """One response. ``raw`` replaces everything on the wire; None with ``hang`` for no response at all."""
 
     code: int = 200
@@ -57,7 +57,7 @@ class Said:
     hang: bool = False
 
 
-def failure(code: int, reason: str, message: str = "", *, after: int | None = None) -> Said:
+def failure(code: int, reason: str, message: str = "", *, after: int | None = None) -> Response:
     """Return a ``Status``, as in the API server's refusals."""
     body = {
         "kind": "Status",
@@ -68,27 +68,27 @@ def failure(code: int, reason: str, message: str = "", *, after: int | None = No
         "message": message or reason,
         "code": code,
     }
-    return Said(code, body, () if after is None else (("Retry-After", str(after)),))
+    return Response(code, body, () if after is None else (("Retry-After", str(after)),))
 
 
-HANG = Said(hang=True)
-DROP = Said(raw=b"")
+HANG = Response(hang=True)
+DROP = Response(raw=b"")
 
-Fault = Callable[[Asked], Said | None]
+Fault = Callable[[Request], Response | None]
 
 
 class ApiServerStandIn:
     """Nodes, events and pods.
 
     Attributes:
-        allowed: what the role allows, in the form of :attr:`Asked.what`.
+        allowed: what the role allows, in the form of :attr:`Request.what`.
         fault: called first; None: no fault.
         guarded: UIDs of pods that a disruption budget protects.
     """
 
     def __init__(self) -> None:
         self.bell = Bell()
-        self.asked: list[Asked] = []
+        self.requests: list[Request] = []
         self.nodes: dict[str, Json] = {}
         self.events: dict[tuple[str, str], Json] = {}
         self.pods: dict[tuple[str, str], str] = {}
@@ -96,7 +96,7 @@ class ApiServerStandIn:
         self.guarded: set[str] = set()
         self.token = "good"
         self.allowed = {"get nodes", "patch nodes", "patch nodes/status", "create events", "patch events"}
-        self.fault: Fault = lambda asked: None
+        self.fault: Fault = lambda request: None
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._claim: socket.socket | None = None
@@ -151,8 +151,8 @@ class ApiServerStandIn:
         found = [each for each in self.nodes[node]["status"]["conditions"] if each["type"] == kind]
         return found[0] if found else None
 
-    def asked_for(self, what: str) -> list[Asked]:
-        return [each for each in self.asked if each.what == what]
+    def requests_for(self, what: str) -> list[Request]:
+        return [each for each in self.requests if each.what == what]
 
     async def until(self, holds: Callable[[], bool]) -> None:
         await self.bell.until(holds)
@@ -163,19 +163,19 @@ class ApiServerStandIn:
         self._writers.add(writer)
         try:
             while request := await self._read(reader):
-                self.asked.append(request)
-                said = self.fault(request) or self._answer(request)
+                self.requests.append(request)
+                response = self.fault(request) or self._answer(request)
                 self.bell.ring()
-                if said.hang:
+                if response.hang:
                     await reader.read()  # until the other end has had enough
                     return
-                if said.raw is not None:
-                    writer.write(said.raw)
+                if response.raw is not None:
+                    writer.write(response.raw)
                     return
-                body = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()
-                headers = {"Content-Type": JSON, "Content-Length": str(len(body)), **dict(said.headers)}
+                body = response.body if isinstance(response.body, bytes) else json.dumps(response.body).encode()
+                headers = {"Content-Type": JSON, "Content-Length": str(len(body)), **dict(response.headers)}
                 lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if value)
-                writer.write(f"HTTP/1.1 {said.code} Word\r\n{lines}\r\n".encode() + body)
+                writer.write(f"HTTP/1.1 {response.code} Word\r\n{lines}\r\n".encode() + body)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             return
@@ -183,13 +183,13 @@ class ApiServerStandIn:
             self._writers.discard(writer)
             writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader) -> Asked | None:
+    async def _read(self, reader: asyncio.StreamReader) -> Request | None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         method, target, _ = head[0].split(" ")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         split = urlsplit(target)
-        return Asked(
+        return Request(
             method,
             split.path,
             headers.get("content-type", ""),
@@ -201,60 +201,60 @@ class ApiServerStandIn:
 
     # -- the API -------------------------------------------------------------------------------------------------------
 
-    def _answer(self, asked: Asked) -> Said:
-        if asked.token != f"Bearer {self.token}":
+    def _answer(self, request: Request) -> Response:
+        if request.token != f"Bearer {self.token}":
             return failure(401, "Unauthorized")
-        if asked.what not in self.allowed:
-            return failure(403, "Forbidden", f"the role does not allow: {asked.what}")
-        words = asked.path.strip("/").split("/")
-        match [asked.method, *words]:
+        if request.what not in self.allowed:
+            return failure(403, "Forbidden", f"the role does not allow: {request.what}")
+        words = request.path.strip("/").split("/")
+        match [request.method, *words]:
             case ["GET", "api", "v1", "nodes", name]:
-                return self._node(name, asked)
+                return self._node(name, request)
             case ["PATCH", "api", "v1", "nodes", name, *_]:
-                return self._node(name, asked)
+                return self._node(name, request)
             case ["POST", "api", "v1", "namespaces", namespace, "events"]:
-                return self._new_event(namespace, asked.body)
+                return self._new_event(namespace, request.body)
             case ["PATCH", "api", "v1", "namespaces", namespace, "events", name]:
-                return self._patched_event(namespace, name, asked)
+                return self._patched_event(namespace, name, request)
             case ["POST", "api", "v1", "namespaces", namespace, "pods", name, "eviction"]:
-                return self._eviction(namespace, name, asked.body)
-        return failure(404, "NotFound", asked.path)
+                return self._eviction(namespace, name, request.body)
+        return failure(404, "NotFound", request.path)
 
-    def _node(self, name: str, asked: Asked) -> Said:
+    def _node(self, name: str, request: Request) -> Response:
         node = self.nodes.get(name)
         if node is None:
             return failure(404, "NotFound", f'nodes "{name}" not found')
-        if asked.method == "PATCH":
-            if asked.kind != STRATEGIC:
+        if request.method == "PATCH":
+            if request.kind != STRATEGIC:
                 return failure(415, "UnsupportedMediaType")
-            if asked.path.endswith("/status"):
+            if request.path.endswith("/status"):
                 kept = {each["type"]: each for each in node["status"]["conditions"]}
-                for each in asked.body["status"]["conditions"]:
+                for each in request.body["status"]["conditions"]:
                     kept[each["type"]] = kept.get(each["type"], {}) | each
                 node["status"]["conditions"] = list(kept.values())
             else:
-                node["metadata"]["labels"] |= asked.body["metadata"]["labels"]
-        return Said(200, node)
+                node["metadata"]["labels"] |= request.body["metadata"]["labels"]
+        return Response(200, node)
 
-    def _new_event(self, namespace: str, event: Json) -> Said:
+    def _new_event(self, namespace: str, event: Json) -> Response:
         about, name = event["involvedObject"], event["metadata"]["name"]
         if about.get("namespace", "default") != namespace or event["metadata"].get("namespace", namespace) != namespace:
             return failure(422, "Invalid", "involvedObject.namespace: does not match event.namespace")
         if (namespace, name) in self.events:
             return failure(409, "AlreadyExists", f'events "{name}" already exists')
         self.events[namespace, name] = event
-        return Said(201, event)
+        return Response(201, event)
 
-    def _patched_event(self, namespace: str, name: str, asked: Asked) -> Said:
+    def _patched_event(self, namespace: str, name: str, request: Request) -> Response:
         event = self.events.get((namespace, name))
         if event is None:
             return failure(404, "NotFound", f'events "{name}" not found')
-        if asked.kind not in (MERGE, STRATEGIC):
+        if request.kind not in (MERGE, STRATEGIC):
             return failure(415, "UnsupportedMediaType")
-        event |= asked.body
-        return Said(200, event)
+        event |= request.body
+        return Response(200, event)
 
-    def _eviction(self, namespace: str, name: str, eviction: Json) -> Said:
+    def _eviction(self, namespace: str, name: str, eviction: Json) -> Response:
         if (eviction["apiVersion"], eviction["kind"], eviction["metadata"]["name"]) != ("policy/v1", "Eviction", name):
             return failure(400, "BadRequest", "name in URL does not match name in Eviction object")
         uid = self.pods.get((namespace, name))
@@ -266,7 +266,7 @@ class ApiServerStandIn:
             return failure(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
         del self.pods[namespace, name]
         self.evicted.append(uid)
-        return Said(201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
+        return Response(201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
 
 
 def kubeconfig(directory: Path, server: str, *, token: str = "good", **user: Any) -> Kubeconfig:

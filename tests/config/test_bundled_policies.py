@@ -115,17 +115,17 @@ def test_every_example_on_the_policy_page_is_a_valid_policy(text: str) -> None:
 
 def test_policy_page_lists_the_settings_that_the_digest_omits() -> None:
     (left_out,) = re.findall(r"\| ([^|]*`enforcement`[^|]*) \|\n\| [^|]* \| ([^|]*) \|", PAGE)
-    said = set(re.findall(r"`([a-zA-Z]+)`", " ".join(left_out))) - {"health", "maintenance", "limits"}
+    listed = set(re.findall(r"`([a-zA-Z]+)`", " ".join(left_out))) - {"health", "maintenance", "limits"}
     policy = Policy()
     left = {each.name for each in dataclasses.fields(policy) if not decides_proof(each)}
     for each in dataclasses.fields(policy):
         rule = getattr(policy, each.name)
         if dataclasses.is_dataclass(rule) and each.name not in left:
             left |= {inner.name for inner in dataclasses.fields(rule) if not decides_proof(inner)}
-    assert said == {camel_case(each) for each in left - {"digest", "error_notes", "signals"}}
+    assert listed == {camel_case(each) for each in left - {"digest", "error_notes", "signals"}}
 
 
 def test_xid_table_is_not_a_bundled_policy() -> None:
     assert set(bundled_policies()) == {"default", "strict", "trusted"}
-    with pytest.raises(InvalidConfiguration, match='No policy ships under the name "xid"'):
+    with pytest.raises(InvalidConfiguration, match='There is no bundled policy named "xid"'):
         find_policy("xid")

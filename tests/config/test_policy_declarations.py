@@ -107,9 +107,7 @@ def test_value_outside_the_declared_range_is_refused(
     above = None if setting.maximum is None else setting.maximum + 1
     for number in (below, above):
         if number is not None:
-            with pytest.raises(
-                InvalidConfiguration, match=f"{where[-1]}: .*(write at|less than one|too slow|negative)"
-            ):
+            with pytest.raises(InvalidConfiguration, match=f"{where[-1]}: .*(write at|less than one|too low|negative)"):
                 read({"name": "mine", **put(where, number)})
 
 
@@ -155,7 +153,7 @@ def test_override_may_name_every_setting_that_is_not_node_wide(
     if overridable:
         assert len(read({"name": "mine", "overrides": [entry]}).overrides) == 1
     else:
-        with pytest.raises(InvalidConfiguration, match="counts for the whole node"):
+        with pytest.raises(InvalidConfiguration, match="applies to the whole node"):
             read({"name": "mine", "overrides": [entry]})
 
 
@@ -186,10 +184,10 @@ def toys(values: dict[str, Any]) -> Toy:
 
 
 def test_newly_declared_setting_is_read_and_written() -> None:
-    said = {"after": "1m", "boxes": 3, "kept": "2MiB", "mode": "enforce", "quiet": False}
+    written = {"after": "1m", "boxes": 3, "kept": "2MiB", "mode": "enforce", "quiet": False}
     found = Toy(60.0, 3, 2 * 1024 * 1024, Enforcement.ENFORCE, False)
-    assert toys(said) == found
-    assert TOYS.write(found) == said
+    assert toys(written) == found
+    assert TOYS.write(found) == written
     assert toys({}) == Toy()
     assert TOYS.write(Toy()) == {"after": "never", "boxes": 2, "kept": 1024, "mode": "observe", "quiet": True}
 
@@ -197,12 +195,12 @@ def test_newly_declared_setting_is_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ({"after": "1ms"}, (("toys", "after"), "toys.after: a time of 0.001 s is impossible here; write at least 500ms, or never")),
-        ({"boxes": 5}, (("toys", "boxes"), "toys.boxes: 5 is impossible; write at most 4")),
-        ({"mode": "enforced"}, (("toys", "mode"), 'toys.mode: "enforced" is not known; did you mean "enforce"?')),
+        ({"after": "1ms"}, (("toys", "after"), "toys.after: a time of 0.001 s is too short here; write at least 500ms, or never")),
+        ({"boxes": 5}, (("toys", "boxes"), "toys.boxes: 5 is too large; write at most 4")),
+        ({"mode": "enforced"}, (("toys", "mode"), 'toys.mode: "enforced" is not a valid value; did you mean "enforce"?')),
         ({"boxes": 4}, (("toys", "kept"), "toys.kept: more than 3 boxes are never quiet")),
         ({"box": 1}, (("toys", "box"), 'unknown key "box" in "toys"; did you mean "boxes"?')),
-        ({"quiet": None}, (("toys", "quiet"), "toys.quiet: nothing is written here; write its value, or remove the key")),
+        ({"quiet": None}, (("toys", "quiet"), "toys.quiet: the value is missing; write one, or remove the key")),
     ],
 )  # fmt: skip
 def test_invalid_value_of_a_newly_declared_setting_is_refused_like_any_other(

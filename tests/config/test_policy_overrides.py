@@ -24,7 +24,7 @@ def read(text: str) -> Policy:
     return parse_policy(text.encode(), "policy.yaml", xids=TABLE)
 
 
-def complaints(text: str) -> list[str]:
+def errors_of(text: str) -> list[str]:
     with pytest.raises(InvalidConfiguration) as caught:
         read(text)
     return str(caught.value).splitlines()
@@ -157,17 +157,17 @@ HEAD = "name: mine\nlimits: {slowPath: 40s}\noverrides:\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         pytest.param(
             HEAD + "  - {name: all}\n",
-            'policy.yaml:4: overrides: the override "all" says for no devices; write models: ["NVIDIA H200*"], '
-            'resources: [nvidia.com/gpu] or nodes: ["gpu-test-*"], or several of these.',
-            id="for nobody",
+            'policy.yaml:4: overrides: the override "all" selects no devices; write models: ["NVIDIA '
+            'H200*"], resources: [nvidia.com/gpu] or nodes: ["gpu-test-*"], or several of these.',
+            id="without a selector",
         ),
         pytest.param(
             HEAD + "  - {name: a, models: []}\n",
-            'policy.yaml:4: overrides: the override "a" says for no devices; write models: ["NVIDIA H200*"], '
+            'policy.yaml:4: overrides: the override "a" selects no devices; write models: ["NVIDIA H200*"], '
             'resources: [nvidia.com/gpu] or nodes: ["gpu-test-*"], or several of these.',
             id="an empty list",
         ),
@@ -178,18 +178,18 @@ HEAD = "name: mine\nlimits: {slowPath: 40s}\noverrides:\n"
         ),
         pytest.param(
             HEAD + "  - {name: a, models: NVIDIA L4}\n",
-            'policy.yaml:4: overrides.models: "NVIDIA L4" does not fit here; write a list, such as ["NVIDIA H200*"].',
+            'policy.yaml:4: overrides.models: "NVIDIA L4" is not valid here; write a list, such as ["NVIDIA H200*"].',
             id="one model for a list",
         ),
         pytest.param(
             HEAD + "  - {name: a, resources: [gpu]}\n",
-            'policy.yaml:4: overrides.resources: "gpu" is no resource; write all of its name, such as nvidia.com/gpu.',
+            'policy.yaml:4: overrides.resources: "gpu" is not a resource; write its full name, such as nvidia.com/gpu.',
             id="half a resource",
         ),
         pytest.param(
             "name: mine\noverrides: {a: 1}\n",
-            "policy.yaml:2: overrides: a mapping does not fit here; write a list, each entry with a name, such as "
-            "- name: inference.",
+            "policy.yaml:2: overrides: a mapping is not valid here; write a list, each entry with a name, "
+            "such as - name: inference.",
             id="not a list",
         ),
         pytest.param(
@@ -204,38 +204,39 @@ HEAD = "name: mine\nlimits: {slowPath: 40s}\noverrides:\n"
         ),
         pytest.param(
             HEAD + "  - name: a\n    models: [x]\n    breaker: {maxResets: 1}\n",
-            'policy.yaml:6: overrides.breaker: "breaker" counts for the whole node, not for some devices; write it in the '
-            "policy itself.",
+            'policy.yaml:6: overrides.breaker: "breaker" applies to the whole node, not to some devices; '
+            "write it in the policy itself.",
             id="a section of the node",
         ),
         pytest.param(
             HEAD + "  - name: a\n    models: [x]\n    limits:\n      handOver: 20s\n",
-            'policy.yaml:7: overrides.limits.handOver: "handOver" counts for the whole node, not for some devices; write it '
-            "in limits.",
+            'policy.yaml:7: overrides.limits.handOver: "handOver" applies to the whole node, not to some '
+            "devices; write it in limits.",
             id="a limit of the node",
         ),
         pytest.param(
             HEAD + "  - name: a\n    models: [x]\n    health:\n      tenantQuarantineThreshold: 1\n",
-            'policy.yaml:7: overrides.health.tenantQuarantineThreshold: "tenantQuarantineThreshold" counts for the whole node, '
-            "not for some devices; write it in health.",
+            'policy.yaml:7: overrides.health.tenantQuarantineThreshold: "tenantQuarantineThreshold" applies '
+            "to the whole node, not to some devices; write it in health.",
             id="how the node counts",
         ),
         pytest.param(
             HEAD + "  - name: a\n    models: [x]\n    handOver: {unknown: checks}\n",
-            'policy.yaml:6: overrides.handOver.unknown: "unknown" always needs a certificate, because checks say nothing about '
-            'what is in the memory; write "certificate" (to judge without refusing: enforcement: observe).',
+            'policy.yaml:6: overrides.handOver.unknown: "unknown" always needs a certificate, because '
+            'checks cannot prove that the memory is clean; write "certificate" (to evaluate without '
+            "refusing: enforcement: observe).",
             id="a stranger's bytes on checks",
         ),
         pytest.param(
             HEAD + "  - name: a\n    models: [x]\n    limits:\n      reset: 1m\n",
-            "policy.yaml:7: overrides.limits.reset: a reset (60 s) is one step of the slow path (40 s) and cannot take as long "
-            "as all of it; write a shorter reset or a longer slowPath.",
+            "policy.yaml:7: overrides.limits.reset: a reset (60 s) is one step of the slow path (40 s) "
+            "and must take less time; write a shorter reset or a longer slowPath.",
             id="a step as long as the file's path",
         ),
         pytest.param(
             HEAD + "  - name: a\n    models: [x]\n    limits:\n      slowPath: 20s\n",
-            "policy.yaml:6: overrides.limits.reset: a reset (30 s) is one step of the slow path (20 s) and cannot take as long "
-            "as all of it; write a shorter reset or a longer slowPath.",
+            "policy.yaml:6: overrides.limits.reset: a reset (30 s) is one step of the slow path (20 s) "
+            "and must take less time; write a shorter reset or a longer slowPath.",
             id="a path as short as the file's step",
         ),
         pytest.param(
@@ -246,24 +247,24 @@ HEAD = "name: mine\nlimits: {slowPath: 40s}\noverrides:\n"
         ),
         pytest.param(
             HEAD + "  - name: a\n    models: [x]\n    health:\n",
-            "policy.yaml:6: overrides.health: nothing is written here; write its value, or remove the key.",
+            "policy.yaml:6: overrides.health: the value is missing; write one, or remove the key.",
             id="nothing",
         ),
         pytest.param(
             HEAD + "  - {name: a, models: [x]}\n  - {name: a, models: [y]}\n",
-            'policy.yaml:5: overrides.name: two overrides are called "a"; give one of them another name.',
+            'policy.yaml:5: overrides.name: two overrides are named "a"; rename one of them.',
             id="the same name",
         ),
         pytest.param(
             HEAD + '  - {name: a, models: ["NVIDIA *"]}\n  - {name: b, models: ["NVIDIA H200*"]}\n',
-            'policy.yaml:5: overrides.name: "b" never counts: "a" comes first and fits all of its devices; put it before "a", or '
-            "remove it.",
+            'policy.yaml:5: overrides.name: "b" never applies: "a" comes first and matches all of its '
+            'devices; put it before "a", or remove it.',
             id="never the first that fits",
         ),
     ],
 )
-def test_invalid_override_is_refused_with_line_and_hint(text: str, complaint: str) -> None:
-    assert complaints(text) == [complaint]
+def test_invalid_override_is_refused_with_line_and_hint(text: str, message: str) -> None:
+    assert errors_of(text) == [message]
 
 
 def test_limit_of_an_override_is_validated_against_the_limits_of_its_file() -> None:
@@ -314,6 +315,6 @@ def test_override_is_refused_if_and_only_if_an_earlier_one_hides_it_completely(
 ) -> None:
     text = "name: mine\noverrides:\n" + entry("a", *first) + entry("b", *second)
     if hidden:
-        assert '"b" never counts' in complaints(text)[0]
+        assert '"b" never applies' in errors_of(text)[0]
     else:
         assert [each.policy.name for each in read(text).overrides] == ["mine/a", "mine/b"]

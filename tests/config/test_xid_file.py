@@ -60,7 +60,7 @@ def test_every_xid_row_has_a_source_and_a_short_note(code: int) -> None:
     assert row.code == code
     assert row.source
     assert row.note
-    assert not row.note.endswith("."), "a few words, to stand within a sentence"
+    assert not row.note.endswith("."), "a phrase without a full stop"
 
 
 @pytest.mark.parametrize("code", [63, 68, 69, 94, 109, 121])
@@ -106,26 +106,26 @@ def test_range_of_xid_codes_becomes_one_row_per_code_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         pytest.param(
             GOOD + "  - {code: 12-14, class: reset, source: us, note: again}\n",
-            "xid.yaml:4: xids.code: XID 13 has a row already (13); keep one of them.",
+            "xid.yaml:4: xids.code: XID 13 is already listed (13); keep one of them.",
             id="twice",
         ),
         pytest.param(
             GOOD + "  - {code: 14, class: rest, source: us, note: x}\n",
-            'xid.yaml:4: xids.class: "rest" is not known; did you mean "reset"?',
+            'xid.yaml:4: xids.class: "rest" is not a valid value; did you mean "reset"?',
             id="no such class",
         ),
         pytest.param(
             GOOD + "  - {code: 14, class: reset, source: them, note: x}\n",
             'xid.yaml:4: xids.source: the source "them" is not explained; write one of us, or explain it under sources.',
-            id="a source that nobody explains",
+            id="a source that is not explained",
         ),
         pytest.param(
             GOOD + "  - {code: 14, class: reset, source: us}\n",
-            'xid.yaml:4: the key "note" is missing; add a line such as note: what the code says.',
+            'xid.yaml:4: the key "note" is missing; add a line such as note: what the code means.',
             id="no note",
         ),
         pytest.param(
@@ -140,7 +140,7 @@ def test_range_of_xid_codes_becomes_one_row_per_code_in_order() -> None:
         ),
         pytest.param(
             GOOD + "  - {code: 14, class: reset, source: us, note: ''}\n",
-            'xid.yaml:4: xids.note: "" does not fit here; write at least one character.',
+            'xid.yaml:4: xids.note: "" is not valid here; write at least one character.',
             id="an empty note",
         ),
         pytest.param(
@@ -161,10 +161,10 @@ def test_range_of_xid_codes_becomes_one_row_per_code_in_order() -> None:
         ),
     ],
 )
-def test_invalid_xid_table_is_refused_with_line_and_hint(text: str, complaint: str) -> None:
+def test_invalid_xid_table_is_refused_with_line_and_hint(text: str, message: str) -> None:
     with pytest.raises(InvalidConfiguration) as caught:
         parse_xid_table(text.encode(), "xid.yaml")
-    assert str(caught.value) == complaint
+    assert str(caught.value) == message
 
 
 def test_missing_xid_table_is_named_in_the_error(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_bundled_files_parse_alike_with_both_yaml_parsers(path: Path) -> None:
     [b"sources: {a: b\n", b"sources:\n\ta: b\n", b"sources: &x {}\n", b"--- a\n--- b\n", b'sources: "\\q"\n', b"- 1\n"],
 )
 def test_damaged_bundled_xid_table_is_reported_like_any_other(content: bytes) -> None:
-    complaints = []
+    messages = []
     for ours in (True, False):
         with pytest.raises(InvalidConfiguration) as refused:
             parse_xid_table(content, "xid.yaml", bundled=ours)
-        complaints.append(str(refused.value))
-    assert complaints[0] == complaints[1]
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]

@@ -71,7 +71,7 @@ class Acts:
         storm = await asyncio.create_subprocess_exec(sys.executable, "-c", _STORM, str(node.sim_dir), "7")
         try:
             async with asyncio.TaskGroup() as group:
-                for act in (self._driver_is_stuck, self._is_condemned, self._many_are_out, self._glass_is_broken):
+                for act in (self._driver_is_stuck, self._is_condemned, self._many_are_out, self._break_glass_is_used):
                     group.create_task(act(node))
             assert await storm.wait() == 0
         finally:
@@ -110,7 +110,7 @@ class Acts:
         await self.seen(f'scrubber_break_glass_active{{device="{condemned.id}"}}')
         await node.order("break-glass", "1", "--end", "--reason", "something else is", "--yes")
         control.clear_faults(node.sim_dir, "1", ["xid", "reset"])
-        await node.order("unquarantine", "1", "--yes", "--reason", "seated anew")
+        await node.order("unquarantine", "1", "--yes", "--reason", "reseated")
 
     async def _many_are_out(self, node: Node) -> None:
         for index in ("2", "3", "4"):
@@ -132,7 +132,7 @@ class Acts:
             await node.becomes(device, "healthy")
         await self.fires(node, "ScrubberTenantCausesQuarantines", matcher='tenant="team-rough"')
 
-    async def _glass_is_broken(self, node: Node) -> None:
+    async def _break_glass_is_used(self, node: Node) -> None:
         await node.order("break-glass", "5", "--duration", "30m", "--reason", "an outage", "--yes")
         await self.fires(node, "ScrubberBreakGlassActive")
         await node.order("break-glass", "5", "--end", "--reason", "it is over", "--yes")
@@ -156,7 +156,7 @@ class Acts:
 
     async def strict(self, node: Node) -> None:
         await self._residue_appears(node)
-        await self._somebody_looks_in(node)
+        await self._unauthorized_process_opens(node)
         await self._resets_are_used_up(node)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.fires(node, "ScrubberBreakerOpen"))
@@ -166,7 +166,7 @@ class Acts:
     async def _residue_appears(self, node: Node) -> None:
         """Write to an unassigned device: its certificate is no longer true."""
         with node.memory(5).open("r+b") as memory:
-            memory.write(b"of nobody" * 100)
+            memory.write(b"residue." * 100)
         await node.order("scrub", "5")
         await self.fires(node, "ScrubberResidueAfterCertificate")
 
@@ -178,19 +178,19 @@ class Acts:
             before = await _times_out(node, "0")
             control.add_faults(node.sim_dir, "0", xid=95)
             async with asyncio.timeout(SOON):
-                while True:  # by the audit trail: the device may return between two queries
+                while True:  # by the audit log: the device may return between two queries
                     if await _times_out(node, "0") > before:
                         break
                     await asyncio.sleep(0.1)
         await node.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == devices - 1, SOON)
 
-    async def _somebody_looks_in(self, node: Node) -> None:
+    async def _unauthorized_process_opens(self, node: Node) -> None:
         argv = tenant_argv("--device", str(node.memory(2)), "--hold", "forever")
-        stranger = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
+        process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
         try:
             await self.fires(node, "ScrubberUnauthorizedUse")
         finally:
-            await _ended(stranger)
+            await _ended(process)
 
     async def _fast_path_falls(self, node: Node) -> None:
         """Let starts find clean devices for a while; then make clearing so slow that each next one has to wait."""
@@ -230,7 +230,7 @@ class Acts:
         control.add_faults(node.sim_dir, "4", slow_clear=8.0)
         await node.order("scrub", "4")
         async with asyncio.TaskGroup() as group:
-            for act in (self._clearing_is_slow, self._starts_wait, self._nobody_verifies):
+            for act in (self._clearing_is_slow, self._starts_wait, self._audit_is_not_verified):
                 group.create_task(act(node))
         node.rewrite_history()
         await self.fires(node, "ScrubberAuditBroken")
@@ -258,7 +258,7 @@ class Acts:
         for pod in waiting:
             await node.kubelet.delete(pod, grace=0)
 
-    async def _nobody_verifies(self, node: Node) -> None:
+    async def _audit_is_not_verified(self, node: Node) -> None:
         (node.state / HELD_UP).touch()
         await self.fires(node, "ScrubberAuditUnverified")
         (node.state / HELD_UP).unlink()
@@ -298,7 +298,7 @@ class Acts:
 
 
 async def _times_out(node: Node, device: str) -> int:
-    """Return how often it was quarantined, by the audit trail."""
+    """Return how often it was quarantined, by the audit log."""
     return len((await node.read_client.history(device, limit=None, events=["health.quarantined"])).entries)
 
 

@@ -46,7 +46,7 @@ async def _lane(node: Node, lane: int, enough: asyncio.Event) -> None:
 
 
 async def _restarts(node: Node, enough: asyncio.Event) -> None:
-    async def anew(daemon: Daemon) -> None:
+    async def restarted(daemon: Daemon) -> None:
         await daemon.stop(SOON)
         await daemon.start()
 
@@ -55,8 +55,8 @@ async def _restarts(node: Node, enough: asyncio.Event) -> None:
         await daemon.start()
 
     acts: list[Callable[[], Awaitable[object]]] = [
-        lambda: anew(node.service),
-        lambda: anew(node.plugin),
+        lambda: restarted(node.service),
+        lambda: restarted(node.plugin),
         lambda: killed(node.service),
         lambda: killed(node.plugin),
         node.kubelet.restart,

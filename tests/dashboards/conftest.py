@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.dashboards.story import Told, told
+from tests.dashboards.scenario import FinishedScenario, run_scenario
 
 
 @pytest.fixture(scope="session")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedScenario]:
     """Provide the finished scenario with its Prometheus still running.
 
     Its logs stay in pytest's directory for the analysis of failures.
     """
-    telling = told(tmp_path_factory.mktemp("story") / "records")
+    running = run_scenario(tmp_path_factory.mktemp("story") / "records")
     with asyncio.Runner() as runner:
-        yield runner.run(telling.__aenter__())
-        runner.run(telling.__aexit__(None, None, None))
+        yield runner.run(running.__aenter__())
+        runner.run(running.__aexit__(None, None, None))

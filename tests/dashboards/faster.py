@@ -70,5 +70,5 @@ def _quicken(rule: dict[str, Any]) -> None:
 
 def _shorter(duration: str) -> str:
     if duration not in SECONDS:
-        raise ValueError(f"no shorter duration stands for {duration} of the rules: add it to SECONDS")
+        raise ValueError(f"no shorter duration is defined for {duration} of the rules: add it to SECONDS")
     return f"{SECONDS[duration]}s"

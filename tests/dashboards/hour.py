@@ -1,6 +1,6 @@
 """An hour of a healthy node, in virtual time: what a scraper would have recorded every 15 seconds.
 
-Engine, decisions and metrics are real; devices, pods, kubelet and ledger are those of ``tests/world``. Pods come and go
+Engine, decisions and metrics are real; devices, pods, kubelet and ledger are those of ``tests/simulation``. Pods come and go
 all the time, an application occasionally causes a fault, the service is restarted as in an upgrade, and killed once,
 and the kubelet is restarted. Series of components missing there (the plugin, and whether a scrape succeeds) are added
 here.
@@ -24,10 +24,10 @@ from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.logging import make_logger
 from scrubber.observability.metrics.status import DeviceStatus, ServiceStatus
 from scrubber.ports.record import AuditHead, Event, Journal
-from tests.world.kubelet import Tenant
-from tests.world.life import Life
-from tests.world.service import Pace
-from tests.world.world import DEFAULT, World
+from tests.simulation.cluster import DEFAULT, SimulatedCluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.life import Life
+from tests.simulation.service import Pace
 
 __all__ = ["SCRAPE", "Recorded", "an_hour"]
 
@@ -70,25 +70,25 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class _Both(Journal):
-    """The world's journal, which the laws read, and the service's own."""
+    """The cluster's journal, which the laws read, and the service's own."""
 
-    world: Journal
+    cluster: Journal
     service: StructlogJournal
     life: Life
 
     def record(self, events: Sequence[Event]) -> None:
-        self.world.record(events)
+        self.cluster.record(events)
         if self.life.alive:
             self.service.record(events)
 
     def record_scrub(self, scrub: ScrubRecord) -> None:
-        self.world.record_scrub(scrub)
+        self.cluster.record_scrub(scrub)
         if self.life.alive:
             self.service.record_scrub(scrub)
 
 
-class _Metered(World):
-    """A world whose services have metrics: separate ones, as each is a separate process."""
+class _Metered(SimulatedCluster):
+    """A simulated cluster whose services have metrics: separate ones, as each is a separate process."""
 
     shown: StructlogJournal
 
@@ -108,8 +108,8 @@ class _Metered(World):
                 for each in view.devices
             ),
             handovers_waiting=self.node.waiting_starts,
-            ledger_ok=self.vault.ledger.health() == "ok",
-            audit_head=AuditHead(len(self.vault.events), ""),
+            ledger_ok=self.ledger_store.ledger.health() == "ok",
+            audit_head=AuditHead(len(self.ledger_store.events), ""),
             kubelet_trusted=self.kubelet.trust is Trust.TRUSTED,
             kubelet_restarts=self.node.kubelet_restarts,
             policy=(self.policy.name, self.policy.digest),
@@ -117,51 +117,51 @@ class _Metered(World):
 
 
 async def an_hour(seed: int) -> Recorded:
-    """Run an hour in virtual time (:func:`tests.world.timeline.in_virtual_time`)."""
-    world = _Metered(_DEVICES, DEFAULT, pace=Pace(watch=2.0, health=5.0))
+    """Run an hour in virtual time (:func:`tests.simulation.timeline.in_virtual_time`)."""
+    cluster = _Metered(_DEVICES, DEFAULT, pace=Pace(watch=2.0, health=5.0))
     try:
-        await world.start_service()
-        await world.until(world.settled)
+        await cluster.start_service()
+        await cluster.until(cluster.settled)
         recorded = Recorded()
-        began = world.clock.wall()
-        churn = _Churn(world, Random(seed))
+        began = cluster.clock.wall()
+        churn = _Churn(cluster, Random(seed))
         restarts = {600.0: "stop", 1_500.0: "kill", 2_400.0: "kubelet", 3_000.0: "stop"}
         back = 0.0
         for scrape in range(int(_HOUR / SCRAPE) + 1):
             now = scrape * SCRAPE
-            recorded.add(_scraped(world, began))
+            recorded.add(_scraped(cluster, began))
             what = restarts.get(now)
             if what == "kubelet":
-                world.kubelet.starts += 1
+                cluster.kubelet.starts += 1
             elif what is not None:
                 recorded.restarts += 1
                 back = now + _AWAY
                 if what == "kill":
-                    world.kill()
+                    cluster.kill()
                 else:
-                    assert world.service is not None
-                    await world.service.stop()
-            if not world.serving and now >= back:
-                await world.start_service()
+                    assert cluster.service is not None
+                    await cluster.service.stop()
+            if not cluster.serving and now >= back:
+                await cluster.start_service()
             for _ in range(3):
                 await churn.act()
-                await world.run(SCRAPE / 3)
-            world.look()
-        assert world.laws.breaches == []
-        recorded.grants = len(world.vault.grants)
+                await cluster.run(SCRAPE / 3)
+            cluster.check_laws()
+        assert cluster.laws.breaches == []
+        recorded.grants = len(cluster.ledger_store.grants)
         return recorded
     finally:
-        await world.end()
+        await cluster.end()
 
 
-def _scraped(world: _Metered, began: float) -> Iterator[tuple[str, float]]:
+def _scraped(cluster: _Metered, began: float) -> Iterator[tuple[str, float]]:
     """Yield the current contents of both daemons' pages; times since the epoch become times since ``began``."""
-    yield f"up{{{_SERVICE}}}", float(world.serving)
+    yield f"up{{{_SERVICE}}}", float(cluster.serving)
     yield f"up{{{_PLUGIN}}}", 1.0
-    yield f"scrubber_plugin_service_up{{{_PLUGIN}}}", float(world.serving)
+    yield f"scrubber_plugin_service_up{{{_PLUGIN}}}", float(cluster.serving)
     yield f'scrubber_plugin_registered{{{_PLUGIN},resource="scrubber.dev/gpu"}}', 1.0
-    if world.serving:
-        _, page = world.shown.metrics.page.render()
+    if cluster.serving:
+        _, page = cluster.shown.metrics.page.render()
         for line in page.decode().splitlines():
             if not line.startswith("#"):
                 series, _, value = line.rpartition(" ")
@@ -173,37 +173,37 @@ def _scraped(world: _Metered, began: float) -> Iterator[tuple[str, float]]:
 class _Churn:
     """Jobs of two tenants, each on a device for about a minute."""
 
-    def __init__(self, world: World, random: Random) -> None:
-        self._world, self._random = world, random
+    def __init__(self, cluster: SimulatedCluster, random: Random) -> None:
+        self._cluster, self._random = cluster, random
         self._until: dict[str, float] = {}
         self._jobs = 0
 
     async def act(self) -> None:
-        world, random = self._world, self._random
+        cluster, random = self._cluster, self._random
         for tenant in self._running():
-            if world.clock.monotonic() >= self._until[tenant.uid]:
-                world.write_all(tenant)
-                world.kubelet.delete(tenant)
+            if cluster.clock.monotonic() >= self._until[tenant.uid]:
+                cluster.write_all(tenant)
+                cluster.kubelet.delete(tenant)
             elif random.random() < 0.02:
                 self._fails(tenant)
-        if not world.serving:
+        if not cluster.serving:
             return
-        free = [each for each in world.kubelet.free() if world.node.devices.controllers[each].advertised]
+        free = [each for each in cluster.kubelet.free() if cluster.node.devices.controllers[each].advertised]
         if free and random.random() < 0.4:
-            number = list(world.matter.gpus).index(random.choice(free))
+            number = list(cluster.process_table.gpus).index(random.choice(free))
             self._jobs += 1
-            job = await world.admit(random.choice(_NAMESPACES), f"job-{self._jobs}", [number])
+            job = await cluster.admit(random.choice(_NAMESPACES), f"job-{self._jobs}", [number])
             if job is not None:
-                self._until[job.uid] = world.clock.monotonic() + random.uniform(20.0, 120.0)
+                self._until[job.uid] = cluster.clock.monotonic() + random.uniform(20.0, 120.0)
 
     def _running(self) -> list[Tenant]:
         return [
-            each for each in self._world.kubelet.tenants if each.listed and each.running and each.uid in self._until
+            each for each in self._cluster.kubelet.tenants if each.listed and each.running and each.uid in self._until
         ]
 
     def _fails(self, tenant: Tenant) -> None:
         """Let an application cause a fault, and its container restart."""
-        world = self._world
-        world.matter.gpus[tenant.devices[0]].came(_APPLICATION)
-        world.signal(list(world.matter.gpus).index(tenant.devices[0]))
-        world.kubelet.exit(tenant, again=True)
+        cluster = self._cluster
+        cluster.process_table.gpus[tenant.devices[0]].report_xid(_APPLICATION)
+        cluster.signal(list(cluster.process_table.gpus).index(tenant.devices[0]))
+        cluster.kubelet.exit(tenant, again=True)

@@ -27,7 +27,7 @@ __all__ = ["POSSIBLE", "Binaries", "Unfetched", "binaries", "fetch", "promtool"]
 
 _PACKAGE: Final = "prometheus"
 _TOOLS: Final = ("apt-get", "apt-cache", "dpkg-deb")
-_PATIENCE: Final = 300.0
+_DEADLINE: Final = 300.0
 """Seconds for one apt command: 19 MB over a slow line."""
 
 
@@ -98,7 +98,7 @@ def promtool(*arguments: str | Path, stdin: str | None = None) -> subprocess.Com
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=_PATIENCE,
+        timeout=_DEADLINE,
         check=False,
     )
 
@@ -158,5 +158,5 @@ class _Apt:
             command = (program, *self._options, *arguments)
         environment = {**os.environ, "LC_ALL": "C"}
         return subprocess.run(
-            command, cwd=where, capture_output=True, text=True, timeout=_PATIENCE, check=False, env=environment
+            command, cwd=where, capture_output=True, text=True, timeout=_DEADLINE, check=False, env=environment
         )

@@ -27,7 +27,7 @@ SCRAPE: Final = 2
 """Seconds between two scrapes; the rules are evaluated each second."""
 
 _HOST: Final = "127.0.0.1"
-_PATIENCE: Final = 30.0
+_DEADLINE: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Prometheus:
                 stdout=out,
                 stderr=out,
             )
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _DEADLINE
         while not self._ready():
             if self._process.poll() is not None or time.monotonic() > end:
                 self.close()
@@ -105,7 +105,7 @@ class Prometheus:
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
-            process.wait(_PATIENCE)
+            process.wait(_DEADLINE)
 
     # -- queries ---------------------------------------------------------------------------------------------------
 
@@ -115,12 +115,12 @@ class Prometheus:
         Raises:
             ValueError: Prometheus refuses the query; contains its message.
         """
-        data = self._ask("query_range", query=query, start=start, end=end, step=step)
+        data = self._query("query_range", query=query, start=start, end=end, step=step)
         return [Series(each["metric"], [(at, float(value)) for at, value in each["values"]]) for each in data["result"]]
 
     def at(self, query: str, moment: float) -> list[Series]:
         """Return the result of ``query`` at one moment. Raises as :meth:`range` does."""
-        data = self._ask("query", query=query, time=moment)
+        data = self._query("query", query=query, time=moment)
         return [Series(each["metric"], [(each["value"][0], float(each["value"][1]))]) for each in data["result"]]
 
     def now(self, query: str) -> list[Series]:
@@ -129,10 +129,10 @@ class Prometheus:
 
     def exemplars(self, query: str, start: float, end: float) -> list[Mapping[str, str]]:
         """Return the labels of every exemplar of the series that ``query`` names."""
-        data = self._ask("query_exemplars", query=query, start=start, end=end)
+        data = self._query("query_exemplars", query=query, start=start, end=end)
         return [exemplar["labels"] for series in data for exemplar in series["exemplars"]]
 
-    def _ask(self, what: str, **parameters: object) -> Any:
+    def _query(self, what: str, **parameters: object) -> Any:
         _, document = self._get(f"/api/v1/{what}?{urllib.parse.urlencode(parameters)}")
         answer = json.loads(document)
         if answer["status"] != "success":
@@ -146,7 +146,7 @@ class Prometheus:
             return False
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(_HOST, self.port, timeout=_PATIENCE)
+        connection = http.client.HTTPConnection(_HOST, self.port, timeout=_DEADLINE)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()

@@ -1,7 +1,7 @@
 """Nodes scraped by a real Prometheus: the shipped daemons on simulated devices, their metrics on loopback.
 
 The daemons are those that an operator starts. One thing of the service is changed from outside, by a hook that Python
-runs at its start: the hourly verification of the audit trail runs every two seconds, and can be delayed.
+runs at its start: the hourly verification of the audit log runs every two seconds, and can be delayed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CLEARING: Final = 0.3
 """Minimum seconds for clearing any device, so that its rate is the device's and not that of a busy machine."""
 
 HELD_UP: Final = "the-look-is-held-up"
-"""A file in the ledger's directory: while it exists, no verification of the trail completes."""
+"""A file in the ledger's directory: while it exists, no verification of the audit log completes."""
 
 _HOOK = f"""
 import asyncio, sys
@@ -206,4 +206,6 @@ def _can_mount() -> bool:
 FULL_DISKS: Final = _can_mount()
 """Whether a full disk can be produced here."""
 if not FULL_DISKS:
-    print("NOT TESTED HERE: the alert of a ledger on a full disk (nobody may mount a tmpfs)", file=sys.__stderr__)
+    print(
+        "NOT TESTED HERE: the alert of a ledger on a full disk (mounting a tmpfs is not permitted)", file=sys.__stderr__
+    )

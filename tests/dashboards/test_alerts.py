@@ -15,8 +15,8 @@ import yaml
 
 from tests.dashboards.faster import SECONDS, faster
 from tests.dashboards.prometheus import POSSIBLE
+from tests.dashboards.scenario import RULES, FinishedScenario
 from tests.dashboards.stage import FULL_DISKS
-from tests.dashboards.story import RULES, Told
 from tests.pods import only_with
 
 HAPPENS_ON: Final[Mapping[str, str]] = {
@@ -52,7 +52,7 @@ HAPPENS_ON: Final[Mapping[str, str]] = {
 BESIDES: Final = {("ScrubberScrubSlow", "strict")}
 """Also true: clearing is made slow there, so that starts have to wait for it."""
 
-MENDED: Final = (
+RESOLVED: Final = (
     *("ScrubberBreakGlassActive", "ScrubberDeviceCondemned", "ScrubberDriverTimeout", "ScrubberQuarantineRatioHigh"),
     "ScrubberDeviceNeedsOperator",
     *("ScrubberServiceDown", "ScrubberPluginDown", "ScrubberNodeDown", "ScrubberPluginNotRegistered"),
@@ -61,7 +61,7 @@ MENDED: Final = (
 """What the scenario repairs long before it ends. Other alerts cover an hour or a day, or last."""
 
 
-def firing(story: Told, *, at_the_end: bool = False) -> set[tuple[str, str]]:
+def firing(story: FinishedScenario, *, at_the_end: bool = False) -> set[tuple[str, str]]:
     """Return (alert, node) of every alert that fired in the scenario, or that fires at its end."""
     window = f"[{story.ended - story.began:.0f}s]"
     firing = 'ALERTS{alertstate="firing"}'
@@ -79,26 +79,26 @@ def alerts() -> list[str]:
 
 @only_with(POSSIBLE)
 @pytest.mark.parametrize("alert", alerts())
-def test_alert_fires_for_the_node_with_the_fault(alert: str, story: Told) -> None:
-    assert (alert, HAPPENS_ON[alert]) in firing(story)
+def test_alert_fires_for_the_node_with_the_fault(alert: str, scenario: FinishedScenario) -> None:
+    assert (alert, HAPPENS_ON[alert]) in firing(scenario)
 
 
 @only_with(POSSIBLE)
-def test_no_alert_fires_for_a_healthy_node_whose_daemons_are_restarted(story: Told) -> None:
-    assert {alert for alert, node in firing(story) if node == "calm"} == set()
-    granted = story.prometheus.at('sum(scrubber_handovers_total{instance="calm",outcome="granted"})', story.ended)
+def test_no_alert_fires_for_a_healthy_node_whose_daemons_are_restarted(scenario: FinishedScenario) -> None:
+    assert {alert for alert, node in firing(scenario) if node == "calm"} == set()
+    granted = scenario.prometheus.at('sum(scrubber_handovers_total{instance="calm",outcome="granted"})', scenario.ended)
     assert granted[0].points[0][1] > 0
 
 
 @only_with(POSSIBLE)
-def test_no_alert_fires_without_its_fault(story: Told) -> None:
-    assert firing(story) <= {*HAPPENS_ON.items()} | BESIDES
+def test_no_alert_fires_without_its_fault(scenario: FinishedScenario) -> None:
+    assert firing(scenario) <= {*HAPPENS_ON.items()} | BESIDES
 
 
 @only_with(POSSIBLE)
-@pytest.mark.parametrize("alert", MENDED)
-def test_alert_ends_when_its_fault_is_repaired(alert: str, story: Told) -> None:
-    assert (alert, HAPPENS_ON[alert]) not in firing(story, at_the_end=True)
+@pytest.mark.parametrize("alert", RESOLVED)
+def test_alert_ends_when_its_fault_is_repaired(alert: str, scenario: FinishedScenario) -> None:
+    assert (alert, HAPPENS_ON[alert]) not in firing(scenario, at_the_end=True)
 
 
 def test_accelerated_rules_differ_from_the_rules_only_in_their_durations(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The dashboards' table of alerts shows every alert that fires, whatever labels its rule leaves.
+"""The dashboards' table of alerts shows every alert that fires, with any labels that its rule leaves.
 
 Here Prometheus' own engine evaluates the rules over artificial scrapes; ``test_panels.py`` tests that an alert of the
 real scenario is in the table.
@@ -40,7 +40,7 @@ USED: Final = {
 }
 
 
-def asked(board: str, *, job: str, instance: str) -> str:
+def table_query(board: str, *, job: str, instance: str) -> str:
     """Return the table's query, as Grafana would send it."""
     document = json.loads((DASHBOARDS / f"{board}.json").read_text())
     (panel,) = (each for each in document["panels"] if each["title"] == "Alerts")
@@ -49,7 +49,7 @@ def asked(board: str, *, job: str, instance: str) -> str:
     return expr.replace("$job", job).replace("$instance", instance)
 
 
-def told(series: dict[str, str], query: str, rows: list[tuple[str, float]], into: Path) -> str:
+def promtool_result(series: dict[str, str], query: str, rows: list[tuple[str, float]], into: Path) -> str:
     """Return promtool's result for the assertion that the table has exactly these rows after half an hour."""
     samples = [{"labels": labels, "value": value} for labels, value in rows]
     test: dict[str, Any] = {
@@ -103,16 +103,16 @@ def test_alert_table_shows_a_firing_alert_with_its_labels_and_duration(
     board: str, series: dict[str, str], instance: str, row: str, tmp_path: Path
 ) -> None:
     since = 0 if series is NO_PLUGIN else 600
-    query = asked(board, job="scrubber", instance=instance)
-    assert told(series, query, [(row, 29 * 60 - since)], tmp_path) == ""
+    query = table_query(board, job="scrubber", instance=instance)
+    assert promtool_result(series, query, [(row, 29 * 60 - since)], tmp_path) == ""
 
 
 @only_with(POSSIBLE)
 def test_alert_table_omits_alerts_of_nodes_that_are_not_selected(tmp_path: Path) -> None:
-    assert told(AWAY, asked("node", job=".+", instance="b"), [], tmp_path) == ""
+    assert promtool_result(AWAY, table_query("node", job=".+", instance="b"), [], tmp_path) == ""
 
 
 @only_with(POSSIBLE)
 def test_alert_table_omits_pending_alerts(tmp_path: Path) -> None:
     soon = {'up{job="scrubber",instance="a"}': "1x56 0x4", 'up{job="scrubber-plugin",instance="a"}': "1x60"}
-    assert told(soon, asked("node", job=".+", instance="a"), [], tmp_path) == ""
+    assert promtool_result(soon, table_query("node", job=".+", instance="a"), [], tmp_path) == ""

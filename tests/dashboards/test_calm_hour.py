@@ -13,7 +13,7 @@ import yaml
 from tests.dashboards.hour import SCRAPE, Recorded, an_hour
 from tests.dashboards.prometheus import POSSIBLE, promtool
 from tests.pods import only_with
-from tests.world.timeline import in_virtual_time
+from tests.simulation.timeline import in_virtual_time
 
 RULES: Final = Path(__file__).parents[2] / "dashboards" / "rules"
 FIRED: Final = 'count by (alertname) (max_over_time(ALERTS{alertstate="firing"}[61m]))'

@@ -16,10 +16,12 @@ import yaml
 
 from dashboards.boards import BOARDS
 from dashboards.dashboard import DashboardName, to_json
-from dashboards.value_mappings import HEALTH, HYGIENE, OFFERED, STATE_COLOURS, STATES, Colour
+from dashboards.value_mappings import ADVERTISEMENT, HEALTH, HYGIENE, STATE_COLOURS, STATES, Colour
 from scrubber.domain.evidence import Severity, Step, Verdict
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.states import ADVERTISED, Health, Hygiene
+from scrubber.observability.registry.plugin_metrics import PLUGIN_METRICS
+from scrubber.observability.registry.service_metrics import SERVICE_METRICS
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _DIRECTORY: Final = _ROOT / "dashboards"
@@ -125,7 +127,9 @@ def test_panels_do_not_overlap_and_fill_the_width(board: Json) -> None:
         assert beside or below, (one, other)
     lines = sorted({place["y"] for place in places})
     for line in lines:
-        assert sum(place["w"] for place in places if place["y"] == line) == 24, line
+        assert sum(place["w"] for place in places if place["y"] == line) == 24, (
+            f"the panels at y={line} do not fill 24 columns: set their span"
+        )
     for above, line in pairwise(lines):
         assert {place["y"] + place["h"] for place in places if place["y"] == above} == {line}, (
             "panels of unequal height"
@@ -242,8 +246,8 @@ def test_queries_of_one_graph_use_one_window(board: Json) -> None:
 def test_only_completely_verified_memory_is_green() -> None:
     least = 2**-53  # the rounding error of a share of one
     panels = {which: {each["title"]: each for each in _panels(_committed(which))} for which in DashboardName}
-    number = panels[DashboardName.DEVICE]["Memory not verified"]
-    column = _properties(panels[DashboardName.NODE]["Each device now"], "Memory not verified")
+    number = panels[DashboardName.DEVICE]["Unverified memory"]
+    column = _properties(panels[DashboardName.NODE]["Device overview"], "Unverified memory")
     for steps in (number["fieldConfig"]["defaults"]["thresholds"]["steps"], column["thresholds"]["steps"]):
         assert steps[0]["color"] == Colour.CLEAN
         assert 0 < steps[1]["value"] < least
@@ -273,8 +277,8 @@ def test_dashboard_link_leads_to_an_existing_dashboard_and_its_variables(board: 
 
 def test_dashboard_link_uses_existing_columns_of_its_table(board: Json) -> None:
     for table in _tables(board):
-        asked = set(re.findall(r"__data\.fields\.(\w+)", json.dumps(table["fieldConfig"])))
-        assert asked <= set(_titles(table).values()), table["title"]
+        columns = set(re.findall(r"__data\.fields\.(\w+)", json.dumps(table["fieldConfig"])))
+        assert columns <= set(_titles(table).values()), table["title"]
 
 
 def test_dashboards_link_from_fleet_to_node_and_from_both_to_device() -> None:
@@ -311,12 +315,12 @@ def test_every_device_state_has_a_number_a_text_and_a_colour() -> None:
 
 
 def _hygiene_and_health(matchers: tuple[str, ...]) -> tuple[str | None, str | None]:
-    said = dict(re.findall(r'(\w+)="([\w-]+)"', " ".join(matchers)))
-    return said.get("hygiene"), said.get("health")
+    states = dict(re.findall(r'(\w+)="([\w-]+)"', " ".join(matchers)))
+    return states.get("hygiene"), states.get("health")
 
 
 def test_each_number_means_one_state_among_states_shown_together() -> None:
-    for together in (STATES, (*HYGIENE, *HEALTH, *OFFERED)):
+    for together in (STATES, (*HYGIENE, *HEALTH, *ADVERTISEMENT)):
         numbers = [each.number for each in together]
         assert len(set(numbers)) == len(numbers)
 
@@ -341,12 +345,12 @@ def _coloured(which: DashboardName, title: str) -> set[str]:
 
 
 def test_every_scrub_step_and_hand_over_kind_has_its_colour() -> None:
-    assert _coloured(DashboardName.DEVICE, "Slow paths, step by step") == set(Step)
-    assert _coloured(DashboardName.NODE, "Steps of slow paths, p95") == set(Step)
-    assert _coloured(DashboardName.NODE, "Hand-overs per minute, by kind") == set(HandOverKind)
+    assert _coloured(DashboardName.DEVICE, "Slow-path steps") == set(Step)
+    assert _coloured(DashboardName.NODE, "Slow-path step duration, p95") == set(Step)
+    assert _coloured(DashboardName.NODE, "Hand-overs per minute by kind") == set(HandOverKind)
 
 
-def _asked() -> set[str]:
+def _queried_metrics() -> set[str]:
     """Return the names of our metrics that the dashboards query, a histogram by its base name."""
     texts = [query for which in DashboardName for query in _queries(_committed(which))]
     texts += [each["query"] for which in DashboardName for each in _committed(which)["templating"]["list"]]
@@ -358,32 +362,30 @@ def _recorded() -> set[str]:
     return {rule["record"] for group in rules["groups"] for rule in group["rules"]}
 
 
-def _documented() -> dict[str, set[str]]:
+def _declared() -> dict[str, set[str]]:
     """Return the labels of each metric, by its name."""
-    page = (_ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `scrubber_")]
-    return {row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
+    return {each.name: set(each.label_names) for each in (*SERVICE_METRICS, *PLUGIN_METRICS)}
 
 
 def test_every_recorded_series_in_a_dashboard_has_a_recording_rule() -> None:
-    assert {name for name in _asked() if ":" in name} <= _recorded()
+    assert {name for name in _queried_metrics() if ":" in name} <= _recorded()
 
 
-def test_every_metric_in_a_dashboard_is_documented() -> None:
-    assert {name for name in _asked() if ":" not in name} <= _documented().keys()
+def test_every_metric_in_a_dashboard_is_declared() -> None:
+    assert {name for name in _queried_metrics() if ":" not in name} <= _declared().keys()
 
 
 def test_every_metric_is_shown_on_a_dashboard() -> None:
     by_rules = set(_OURS.findall((_DIRECTORY / "rules" / "recording.yaml").read_text(encoding="utf-8")))
-    assert _documented().keys() <= _asked() | {_OF_A_HISTOGRAM.sub("", name) for name in by_rules}
+    assert _declared().keys() <= _queried_metrics() | {_OF_A_HISTOGRAM.sub("", name) for name in by_rules}
 
 
 def test_query_uses_labels_that_its_metrics_have(board: Json) -> None:
-    documented = _documented()
+    declared = _declared()
     for query in _queries(board):
         nodes = _nodes(query)
         selectors = [node for node in nodes if isinstance(node, promql.VectorSelector)]
-        own = {str(node.name): documented.get(_OF_A_HISTOGRAM.sub("", str(node.name))) for node in selectors}
+        own = {str(node.name): declared.get(_OF_A_HISTOGRAM.sub("", str(node.name))) for node in selectors}
         for selector in selectors:
             labels = own[str(selector.name)]
             matched = {each.name for each in selector.matchers.matchers} - {"job", "instance"}

@@ -30,11 +30,11 @@ SCRAPE: Final = 15
 RANGE: Final = "30m"
 
 XIDS: Final = (DashboardName.DEVICE, "XIDs")
-TENANTS: Final = (DashboardName.FLEET, "Tenants whose devices went out")
-CALLS: Final = (DashboardName.NODE, "Calls per minute, by answer")
-WRONG: Final = (DashboardName.NODE, "Other things that went wrong")
+TENANTS: Final = (DashboardName.FLEET, "Tenants with quarantines")
+CALLS: Final = (DashboardName.NODE, "Calls per minute by code")
+WRONG: Final = (DashboardName.NODE, "Other problems")
 WAIT: Final = (DashboardName.NODE, "Hand-over wait")
-HOW_LONG: Final = (DashboardName.NODE, "Scrubs, how long")
+HOW_LONG: Final = (DashboardName.NODE, "Scrub duration")
 
 _TARGET: Final = 'job="scrubber",instance="a"'
 _XID: Final = f'{{{_TARGET},device="GPU-1",code="79"}}'
@@ -45,7 +45,7 @@ _SCRUB: Final = f'{_TARGET},path="slow",trigger="release",outcome="failed"'
 Series = Mapping[str, str]
 
 
-def asked(panel: tuple[DashboardName, str], number: int = 0) -> str:
+def panel_query(panel: tuple[DashboardName, str], number: int = 0) -> str:
     """Return the committed query, as Grafana would send it: all nodes, a point for each scrape."""
     board, title = panel
     document = json.loads((ROOT / "dashboards" / f"{board}.json").read_text())
@@ -62,7 +62,9 @@ def asked(panel: tuple[DashboardName, str], number: int = 0) -> str:
     return re.sub(r"\$(\w+)", lambda name: values[name[1]], found["targets"][number]["expr"])
 
 
-def told(query: str, series: Series, expected: Mapping[int, float], labels: str, scrapes: int, into: Path) -> str:
+def promtool_result(
+    query: str, series: Series, expected: Mapping[int, float], labels: str, scrapes: int, into: Path
+) -> str:
     """Return promtool's result for the assertion that the query's only series has exactly these values, by scrape."""
     tests = [
         {
@@ -113,7 +115,7 @@ XID_TRIALS: Final[Mapping[str, tuple[Series, Mapping[int, float]]]] = {
 @pytest.mark.parametrize("trial", XID_TRIALS)
 def test_xid_has_one_bar_of_the_height_of_its_occurrences(trial: str, tmp_path: Path) -> None:
     series, expected = XID_TRIALS[trial]
-    assert told(asked(XIDS), series, expected, '{code="79"}', 62, tmp_path) == ""
+    assert promtool_result(panel_query(XIDS), series, expected, '{code="79"}', 62, tmp_path) == ""
 
 
 def throughout(first: int, last: int, value: float) -> dict[int, float]:
@@ -139,14 +141,14 @@ def test_tenant_appears_on_the_dashboard_from_its_first_quarantine(trial: str, t
     values, expected = TENANT_TRIALS[trial]
     series = {f"scrubber_tenant_quarantines_total{_TENANT}": values}
     labels = '{tenant="team-x"}'
-    assert told(f"round({asked(TENANTS)})", series, expected, labels, 91, tmp_path) == ""
+    assert promtool_result(f"round({panel_query(TENANTS)})", series, expected, labels, 91, tmp_path) == ""
 
 
 @only_with(POSSIBLE)
 def test_tenant_quarantines_before_the_time_range_are_not_counted(tmp_path: Path) -> None:
     series = {f"scrubber_tenant_quarantines_total{_TENANT}": "_x2 1x200"}
     expected = throughout(2, 121, 1)
-    assert told(f"round({asked(TENANTS)})", series, expected, '{tenant="team-x"}', 130, tmp_path) == ""
+    assert promtool_result(f"round({panel_query(TENANTS)})", series, expected, '{tenant="team-x"}', 130, tmp_path) == ""
 
 
 @only_with(POSSIBLE)
@@ -157,13 +159,13 @@ def test_tenant_quarantines_before_the_time_range_are_not_counted(tmp_path: Path
         ("_x10 1x4 stale _x5 2x9", "1x14 0x5 1x10", {10: 4.0} | throughout(11, 14, 0) | throughout(22, 30, 0)),
         ("_x10 5x4 3x15", "1x30", {10: 20.0} | throughout(11, 14, 0) | {15: 12.0} | throughout(16, 30, 0)),
     ],
-    ids=["the first of its code", "nothing of before, when nobody answered meanwhile", "a service that begins anew"],
+    ids=["the first of its code", "no earlier samples after an interval without answers", "a restarted service"],
 )
 def test_calls_per_minute_include_the_first_failure_of_a_series(
     calls: str, answers: str, expected: Mapping[int, float], tmp_path: Path
 ) -> None:
     series = {f"scrubber_rpc_duration_seconds_count{_CALL}": calls, f"up{{{_TARGET}}}": answers}
-    assert told(asked(CALLS), series, expected, '{code="UNAVAILABLE"}', 31, tmp_path) == ""
+    assert promtool_result(panel_query(CALLS), series, expected, '{code="UNAVAILABLE"}', 31, tmp_path) == ""
 
 
 @only_with(POSSIBLE)
@@ -183,7 +185,7 @@ def test_single_unauthorized_use_appears_in_one_bar(
         f'scrubber_unauthorized_uses_total{{{_TARGET},use="unauthorized-process"}}': uses,
         f"up{{{_TARGET}}}": answers,
     }
-    assert told(asked(WRONG, 1), series, expected, "{}", 31, tmp_path) == ""
+    assert promtool_result(panel_query(WRONG, 1), series, expected, "{}", 31, tmp_path) == ""
 
 
 @only_with(POSSIBLE)
@@ -193,7 +195,7 @@ def test_scrub_duration_includes_the_first_scrub_of_a_series(tmp_path: Path) -> 
         for bound, count in (("60", 0), ("120", 1), ("+Inf", 1))
     } | {f"up{{{_TARGET}}}": "1x30"}
     median = throughout(10, 13, 90.0)
-    assert told(f"{asked(HOW_LONG)} > 0", series, median, '{path="slow"}', 31, tmp_path) == ""
+    assert promtool_result(f"{panel_query(HOW_LONG)} > 0", series, median, '{path="slow"}', 31, tmp_path) == ""
 
 
 @only_with(POSSIBLE)
@@ -204,7 +206,7 @@ def test_hand_over_wait_includes_the_first_refusal_of_a_series(tmp_path: Path) -
         for bound, count in (("20", 0), ("25", 1), ("+Inf", 1))
     } | {f"up{{{_TARGET}}}": "1x30"}
     answers = throughout(10, 13, 24.95)
-    assert told(f"{asked(WAIT)} > 0", series, answers, "{}", 31, tmp_path) == ""
+    assert promtool_result(f"{panel_query(WAIT)} > 0", series, answers, "{}", 31, tmp_path) == ""
 
 
 @only_with(POSSIBLE)
@@ -213,7 +215,7 @@ def test_old_counts_do_not_appear_as_new_after_a_failed_scrape(tmp_path: Path) -
         f'scrubber_scrub_duration_seconds_bucket{{{_SCRUB},le="{bound}"}}': f"{count}x9 stale {count}x20"
         for bound, count in (("60", 0), ("120", 7), ("+Inf", 7))
     } | {f"up{{{_TARGET}}}": "1x9 0 1x20"}
-    assert told(f"{asked(HOW_LONG)} > 0", series, {}, '{path="slow"}', 31, tmp_path) == ""
+    assert promtool_result(f"{panel_query(HOW_LONG)} > 0", series, {}, '{path="slow"}', 31, tmp_path) == ""
 
 
 # -- the affected metrics ----------------------------------------------------------------------------------------------

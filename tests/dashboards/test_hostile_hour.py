@@ -20,18 +20,18 @@ from scrubber.domain.policy import BreakerRule
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import ADVERTISED, Health, Hygiene
 from scrubber.ports.record import Event
-from tests.world.asking import started
-from tests.world.kubelet import Tenant
-from tests.world.matter import Proc
-from tests.world.service import Pace
-from tests.world.timeline import in_virtual_time
-from tests.world.world import DEFAULT, World, a_world
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.process_table import Proc
+from tests.simulation.service import Pace
+from tests.simulation.start_requests import started
+from tests.simulation.timeline import in_virtual_time
 
 HOUR = 3_600.0
 PACE = Pace(watch=2.0, health=5.0)
 MALLORY, OTHERS = "mallory-space", "acme-space"
 RESET_XID, CONTEXT_XID, APPLICATION_XID = 95, 154, 31
-TOLD_A_MINUTE = 32
+LOGGED_A_MINUTE = 32
 """Codes of one device that are logged within a minute."""
 ROWS_BESIDES = 10
 """Audit rows of a device and minute, on average, other than signals: its hand-overs, scrubs and changes of health."""
@@ -52,7 +52,7 @@ class Achieved:
         exceptions: starts of others without a certificate.
         resets, most_of_one: by recoveries, on the node and of one device.
         condemned: devices.
-        rows: of the audit trail, without signals.
+        rows: of the audit log, without signals.
         signals_a_minute: the maximum logged for one device within a minute.
         blamed: number of notifications about the tenant whose pods the quarantines came under.
     """
@@ -74,129 +74,129 @@ class Achieved:
 class Mallory:
     """One hour of attacks, drawn from a seed, on all devices but one."""
 
-    def __init__(self, world: World, seed: int, *, spared: int) -> None:
-        self._world = world
+    def __init__(self, cluster: SimulatedCluster, seed: int, *, spared: int) -> None:
+        self._cluster = cluster
         self._random = Random(seed)
         self._spared = spared
         self._stuck: list[tuple[float, Proc]] = []
         self._pods = 0
 
     def mine(self) -> list[Tenant]:
-        return [each for each in self._world.kubelet.tenants if each.pod.namespace == MALLORY and each.listed]
+        return [each for each in self._cluster.kubelet.tenants if each.pod.namespace == MALLORY and each.listed]
 
     def _mine_and_running(self) -> list[Tenant]:
         return [each for each in self.mine() if each.running and each.first is not None and each.first.holds]
 
     async def act(self) -> None:
-        world, random = self._world, self._random
+        cluster, random = self._cluster, self._random
         self._let_go()
         act, running = random.choice(ACTS), self._mine_and_running()
         if act == "come":
             await self._come()
         elif running:
             tenant = random.choice(running)
-            world.write_all(tenant)
+            cluster.write_all(tenant)
             self._misbehave(act, tenant)
 
     async def _come(self) -> None:
-        world = self._world
+        cluster = self._cluster
         numbers = [
-            list(world.matter.gpus).index(each)
-            for each in world.kubelet.free()
-            if world.node.devices.controllers[each].advertised
+            list(cluster.process_table.gpus).index(each)
+            for each in cluster.kubelet.free()
+            if cluster.node.devices.controllers[each].advertised
         ]
         numbers = [each for each in numbers if each != self._spared][: self._random.choice((1, 1, 2, 9))]
         if numbers:
             self._pods += 1
-            await world.admit(MALLORY, f"miner-{self._pods}", numbers)
+            await cluster.admit(MALLORY, f"miner-{self._pods}", numbers)
 
     def _misbehave(self, act: str, tenant: Tenant) -> None:
-        world, random = self._world, self._random
-        device = world.matter.gpus[random.choice(tenant.devices)]
+        cluster, random = self._cluster, self._random
+        device = cluster.process_table.gpus[random.choice(tenant.devices)]
         match act:
             case "xid":
-                device.came(RESET_XID)
+                device.report_xid(RESET_XID)
             case "ecc":
                 device.ecc = (device.ecc or 0) + 1
             case "heat":
                 device.celsius = 120
             case "context":
-                device.came(CONTEXT_XID)
+                device.report_xid(CONTEXT_XID)
             case "unknown":
                 for code in range(1_000, 1_000 + random.choice((1, 5, 100))):
-                    device.came(code)
+                    device.report_xid(code)
             case "flood":
-                device.came(random.choice((APPLICATION_XID, CONTEXT_XID, RESET_XID)), 50_000)
+                device.report_xid(random.choice((APPLICATION_XID, CONTEXT_XID, RESET_XID)), 50_000)
             case "restart":
                 self._leave_behind(tenant, holds=random.random() < 0.5)
-                world.kubelet.exit(tenant, again=True)
+                cluster.kubelet.exit(tenant, again=True)
             case "stuck" | "leave":
                 left = self._leave_behind(tenant, holds=True)
                 if act == "stuck":
-                    device.came(RESET_XID)
+                    device.report_xid(RESET_XID)
                     left.killable = False
-                    self._stuck.append((world.clock.monotonic() + random.choice((30.0, 300.0, 900.0)), left))
-                world.kubelet.force_delete(tenant, random.choice((0.5, 20.0)))
+                    self._stuck.append((cluster.clock.monotonic() + random.choice((30.0, 300.0, 900.0)), left))
+                cluster.kubelet.force_delete(tenant, random.choice((0.5, 20.0)))
         if random.random() < 0.7:
-            world.signal(list(world.matter.gpus).index(device.id))
+            cluster.signal(list(cluster.process_table.gpus).index(device.id))
 
     def _leave_behind(self, tenant: Tenant, *, holds: bool) -> Proc:
         assert tenant.first is not None
-        left = self._world.matter.fork(tenant.first)
+        left = self._cluster.process_table.fork(tenant.first)
         if not holds:
             left.holds.clear()
         return left
 
     def _let_go(self, *, all_of_them: bool = False) -> None:
         """Release processes that were stuck in the kernel, and cool down devices that the attacker no longer uses."""
-        now = self._world.clock.monotonic()
+        now = self._cluster.clock.monotonic()
         for until, proc in self._stuck:
             if until <= now or all_of_them:
                 proc.killable = True
         worked = {device for each in self._mine_and_running() for device in each.devices}
-        for device in self._world.matter.gpus.values():
+        for device in self._cluster.process_table.gpus.values():
             if device.id not in worked:
                 device.celsius = 40
 
     def leave(self) -> None:
         """Remove the attacker from the node; the last processes leave the kernel."""
         for tenant in self.mine():
-            self._world.kubelet.delete(tenant)
+            self._cluster.kubelet.delete(tenant)
         self._let_go(all_of_them=True)
 
 
 class Others:
     """A tenant with one device for the whole hour, and with short jobs wherever there is room."""
 
-    def __init__(self, world: World, seed: int) -> None:
-        self._world = world
+    def __init__(self, cluster: SimulatedCluster, seed: int) -> None:
+        self._cluster = cluster
         self._random = Random(seed)
         self._jobs: dict[str, float] = {}
         self._last = 0
 
     async def begin(self, spared: int) -> None:
-        keeper = await self._world.admit(OTHERS, "train-0", [spared])
+        keeper = await self._cluster.admit(OTHERS, "train-0", [spared])
         assert keeper is not None
-        await self._world.until(lambda: keeper.running)
+        await self._cluster.until(lambda: keeper.running)
 
     async def act(self) -> None:
-        world = self._world
-        now = world.clock.monotonic()
-        for tenant in [each for each in world.kubelet.tenants if each.listed and each.uid in self._jobs]:
-            if tenant.running and any(world.matter.living(tenant.uid)):
-                world.write_all(tenant)
+        cluster = self._cluster
+        now = cluster.clock.monotonic()
+        for tenant in [each for each in cluster.kubelet.tenants if each.listed and each.uid in self._jobs]:
+            if tenant.running and any(cluster.process_table.living(tenant.uid)):
+                cluster.write_all(tenant)
             if now >= self._jobs[tenant.uid]:
-                world.kubelet.delete(tenant)
-        free = [each for each in world.kubelet.free() if world.node.devices.controllers[each].advertised]
+                cluster.kubelet.delete(tenant)
+        free = [each for each in cluster.kubelet.free() if cluster.node.devices.controllers[each].advertised]
         if free and self._random.random() < 0.3:
             self._last += 1
-            number = list(world.matter.gpus).index(self._random.choice(free))
-            job = await world.admit(OTHERS, f"job-{self._last}", [number])
+            number = list(cluster.process_table.gpus).index(self._random.choice(free))
+            job = await cluster.admit(OTHERS, f"job-{self._last}", [number])
             if job is not None:
                 self._jobs[job.uid] = now + 45.0
 
     def starts(self) -> list[Tenant]:
-        return [each for each in self._world.kubelet.tenants if each.pod.namespace == OTHERS]
+        return [each for each in self._cluster.kubelet.tenants if each.pod.namespace == OTHERS]
 
 
 def _seconds(past: list[tuple[float, DeviceRecord]], until: float, *, others: bool) -> float:
@@ -217,29 +217,33 @@ def _seconds(past: list[tuple[float, DeviceRecord]], until: float, *, others: bo
 def _most_in_a_minute(events: list[Event]) -> int:
     most = 0
     for device in {event.device for event in events}:
-        told = [event.at for event in events if event.name == "health.errors-reported" and event.device == device]
-        most = max([most, *(sum(at <= each < at + 60.0 for each in told) for at in told)])
+        times = [event.at for event in events if event.name == "health.errors-reported" and event.device == device]
+        most = max([most, *(sum(at <= each < at + 60.0 for each in times) for at in times)])
     return most
 
 
-async def _an_hour(world: World, seed: int) -> Achieved:
-    spared = len(world.matter.gpus) - 1
-    others, mallory = Others(world, seed), Mallory(world, seed, spared=spared)
+async def _an_hour(cluster: SimulatedCluster, seed: int) -> Achieved:
+    spared = len(cluster.process_table.gpus) - 1
+    others, mallory = Others(cluster, seed), Mallory(cluster, seed, spared=spared)
     await others.begin(spared)
-    began, rows = world.clock.wall(), len(world.vault.events)
-    while world.clock.wall() < began + HOUR:
+    began, rows = cluster.clock.wall(), len(cluster.ledger_store.events)
+    while cluster.clock.wall() < began + HOUR:
         await mallory.act()
         await others.act()
-        await world.run(7.0)
-        world.look()
+        await cluster.run(7.0)
+        cluster.check_laws()
     refused = sum(len(each.refusals) for each in others.starts())
-    resets = Counter(device for _, device in world.laws.health.recoveries)
-    grants = [grant for grant in world.vault.grants.values() if grant.pod is not None and grant.pod.namespace == OTHERS]
-    until = world.clock.wall()
-    past = world.laws.health.past
+    resets = Counter(device for _, device in cluster.laws.health.recoveries)
+    grants = [
+        grant
+        for grant in cluster.ledger_store.grants.values()
+        if grant.pod is not None and grant.pod.namespace == OTHERS
+    ]
+    until = cluster.clock.wall()
+    past = cluster.laws.health.past
     mallory.leave()
     return Achieved(
-        devices=len(world.matter.gpus),
+        devices=len(cluster.process_table.gpus),
         out_of_service=_seconds(past, until, others=False),
         others_out_of_service=_seconds(past, until, others=True),
         starts=len(grants),
@@ -248,9 +252,9 @@ async def _an_hour(world: World, seed: int) -> Achieved:
         resets=sum(resets.values()),
         most_of_one=max(resets.values(), default=0),
         condemned=len({each.device for _, each in past if each.health is Health.CONDEMNED}),
-        rows=sum(event.name != "health.errors-reported" for event in world.vault.events[rows:]),
-        signals_a_minute=_most_in_a_minute(world.vault.events),
-        blamed=sum(event.name == "tenant.flagged" for event in world.vault.events),
+        rows=sum(event.name != "health.errors-reported" for event in cluster.ledger_store.events[rows:]),
+        signals_a_minute=_most_in_a_minute(cluster.ledger_store.events),
+        blamed=sum(event.name == "tenant.flagged" for event in cluster.ledger_store.events),
     )
 
 
@@ -258,8 +262,8 @@ async def _an_hour(world: World, seed: int) -> Achieved:
 @pytest.mark.parametrize("seed", range(3))
 @in_virtual_time
 async def test_hostile_tenant_affects_only_the_devices_that_it_was_granted(devices: int, seed: int) -> None:
-    async with a_world(devices, DEFAULT, pace=PACE) as world:
-        achieved = await _an_hour(world, seed)
+    async with simulated_cluster(devices, DEFAULT, pace=PACE) as cluster:
+        achieved = await _an_hour(cluster, seed)
         print(f"\n{achieved}")
         assert achieved.others_out_of_service == 0.0
         assert achieved.condemned == 0
@@ -267,7 +271,7 @@ async def test_hostile_tenant_affects_only_the_devices_that_it_was_granted(devic
         assert achieved.most_of_one <= DEFAULT.recovery.max_resets_per_day
         assert achieved.out_of_service <= (devices - 1) * HOUR
         assert achieved.rows <= devices * ROWS_BESIDES * 60
-        assert achieved.signals_a_minute <= TOLD_A_MINUTE
+        assert achieved.signals_a_minute <= LOGGED_A_MINUTE
         assert achieved.starts > 0
         assert achieved.exceptions == 0
         assert achieved.blamed > 0
@@ -275,59 +279,62 @@ async def test_hostile_tenant_affects_only_the_devices_that_it_was_granted(devic
 
 @in_virtual_time
 async def test_every_device_recovers_within_a_day_after_a_hostile_tenant_is_gone() -> None:
-    async with a_world(4, DEFAULT, pace=PACE) as world:
-        await _an_hour(world, seed=7)
-        for tenant in world.kubelet.tenants:
+    async with simulated_cluster(4, DEFAULT, pace=PACE) as cluster:
+        await _an_hour(cluster, seed=7)
+        for tenant in cluster.kubelet.tenants:
             if tenant.listed:
-                world.kubelet.delete(tenant)
-        await _a_day_passes(world)
-        assert {each.health for each in world.vault.records.values()} == {Health.HEALTHY}
-        assert not any(event.actor.startswith("uid:") for event in world.vault.events)
+                cluster.kubelet.delete(tenant)
+        await _a_day_passes(cluster)
+        assert {each.health for each in cluster.ledger_store.records.values()} == {Health.HEALTHY}
+        assert not any(event.actor.startswith("uid:") for event in cluster.ledger_store.events)
 
 
 @in_virtual_time
 async def test_device_repeatedly_faulted_by_one_tenant_rests_for_a_day_and_is_not_condemned() -> None:
     patient = replace(DEFAULT, breaker=BreakerRule(max_resets=1_000))
-    async with a_world(1, patient, pace=PACE) as world:
+    async with simulated_cluster(1, patient, pace=PACE) as cluster:
         for _ in range(DEFAULT.recovery.max_resets_per_day + 1):
-            await world.until(lambda: world.record().health is Health.HEALTHY and world.settled(), within=HOUR)
-            tenant = await started(world, MALLORY, "miner-0")
-            world.gpu().came(RESET_XID)
-            world.signal(0)
-            await world.until(lambda: world.record().health is Health.QUARANTINED)
-            world.kubelet.delete(tenant)
-        await world.run(HOUR)
-        cause = world.record().cause
+            await cluster.until(lambda: cluster.record().health is Health.HEALTHY and cluster.settled(), within=HOUR)
+            tenant = await started(cluster, MALLORY, "miner-0")
+            cluster.gpu().report_xid(RESET_XID)
+            cluster.signal(0)
+            await cluster.until(lambda: cluster.record().health is Health.QUARANTINED)
+            cluster.kubelet.delete(tenant)
+        await cluster.run(HOUR)
+        cause = cluster.record().cause
         assert cause is not None
-        assert "rests until a day has passed" in cause.message
-        assert (world.record().health, world.gpu().resets) == (Health.QUARANTINED, DEFAULT.recovery.max_resets_per_day)
-        await _a_day_passes(world)
-        assert world.record().health is Health.HEALTHY
+        assert "recovery resumes 24 hours after the first of them" in cause.message
+        assert (cluster.record().health, cluster.gpu().resets) == (
+            Health.QUARANTINED,
+            DEFAULT.recovery.max_resets_per_day,
+        )
+        await _a_day_passes(cluster)
+        assert cluster.record().health is Health.HEALTHY
 
 
 @in_virtual_time
 async def test_unkillable_process_with_an_xid_condemns_no_device_and_costs_no_reset() -> None:
-    async with a_world(2, DEFAULT, pace=PACE) as world:
-        tenant = await started(world, MALLORY, "miner-0")
+    async with simulated_cluster(2, DEFAULT, pace=PACE) as cluster:
+        tenant = await started(cluster, MALLORY, "miner-0")
         assert tenant.first is not None
-        left = world.matter.fork(tenant.first)
+        left = cluster.process_table.fork(tenant.first)
         left.killable = False
-        world.gpu().came(RESET_XID)
-        world.signal(0)
-        world.kubelet.delete(tenant)
-        await world.run(6 * HOUR)
-        assert world.gpu().resets == 0
-        assert not world.node.devices.breaker.state.resets_stopped_reason, (
+        cluster.gpu().report_xid(RESET_XID)
+        cluster.signal(0)
+        cluster.kubelet.delete(tenant)
+        await cluster.run(6 * HOUR)
+        assert cluster.gpu().resets == 0
+        assert not cluster.node.devices.breaker.state.resets_stopped_reason, (
             "what resets nothing opens the breaker for others"
         )
         left.killable = True
-        await world.until(lambda: world.record().health is Health.HEALTHY, within=DAY + HOUR)
-        assert Health.CONDEMNED not in {each.health for _, each in world.laws.health.past}
+        await cluster.until(lambda: cluster.record().health is Health.HEALTHY, within=DAY + HOUR)
+        assert Health.CONDEMNED not in {each.health for _, each in cluster.laws.health.past}
 
 
-async def _a_day_passes(world: World) -> None:
+async def _a_day_passes(cluster: SimulatedCluster) -> None:
     """Let a day pass, at a slower pace: no pod is on the node any more."""
-    world.kill()
-    world.pace = Pace(watch=8.0, health=60.0)
-    await world.start_service()
-    await world.run(DAY + HOUR)
+    cluster.kill()
+    cluster.pace = Pace(watch=8.0, health=60.0)
+    await cluster.start_service()
+    await cluster.run(DAY + HOUR)

@@ -135,12 +135,12 @@ def template_label_promql(board: Json) -> Iterator[str]:
     for variable in board["templating"]["list"]:
         if variable["type"] != "query":
             continue
-        asked = re.fullmatch(r"label_values\((.+), ([a-z_]+)\)", variable["query"])
-        if asked is None:
+        match = re.fullmatch(r"label_values\((.+), ([a-z_]+)\)", variable["query"])
+        if match is None:
             yield f"variable {variable['name']} asks for no label's values"
             continue
         try:
-            _parsed(asked[1])
+            _parsed(match[1])
         except ValueError as exc:
             yield f"variable {variable['name']}: {exc}"
 
@@ -148,7 +148,7 @@ def template_label_promql(board: Json) -> Iterator[str]:
 def template_on_time_change_reload(board: Json) -> Iterator[str]:
     for variable in board["templating"]["list"]:
         if variable["type"] == "query" and variable.get("refresh") != 2:
-            yield f"variable {variable['name']} is not asked for anew when the time range changes"
+            yield f"variable {variable['name']} is not queried again when the time range changes"
 
 
 def panel_datasource(board: Json) -> Iterator[str]:
@@ -206,12 +206,12 @@ def _target_matcher(label: str) -> Rule:
     def rule(board: Json) -> Iterator[str]:
         for where, tree in _trees(board):
             for selector in _selectors(tree):
-                wanted = [
+                matchers = [
                     each
                     for each in selector.matchers.matchers
                     if each.name == label and each.op == promql.MatchOp.Re and each.value == f"${label}"
                 ]
-                if len(wanted) != 1:
+                if len(matchers) != 1:
                     yield f'{where}: {selector.name} is not matched by {label}=~"${label}"'
 
     return rule
@@ -229,12 +229,12 @@ def target_counter_agg(board: Json) -> Iterator[str]:
         ]
         for node in nodes:
             if isinstance(node, promql.VectorSelector) and _is_counter(node):
-                yield f"{where}: {node.name} is a counter and stands for itself"
+                yield f"{where}: {node.name} is a counter and is shown without a rate"
             elif isinstance(node, promql.MatrixSelector) and _is_counter(node.vector_selector):
                 if str(node) in moved:
                     moved.remove(str(node))
                 else:
-                    yield f"{where}: {node.vector_selector.name} is a counter and is asked for anything but its movement"
+                    yield f"{where}: {node.vector_selector.name} is a counter and is queried without rate or increase"
 
 
 def _is_counter(selector: promql.VectorSelector) -> bool:
@@ -285,24 +285,24 @@ EXCLUSIONS: Final = (
         frozenset(
             {
                 ("fleet", "Unexplained residue"),
-                ("fleet", "Ungranted uses"),
+                ("fleet", "Unauthorized uses"),
                 ("fleet", "Why devices went out of service"),
                 ("fleet", "Findings"),
-                ("fleet", "Tenants whose devices went out"),
-                ("fleet", "Ungranted uses, by node"),
-                ("node", "Scrubs, how long"),
-                ("node", "Steps of slow paths, p95"),
+                ("fleet", "Tenants with quarantines"),
+                ("fleet", "Unauthorized uses by node"),
+                ("node", "Scrub duration"),
+                ("node", "Slow-path step duration, p95"),
                 ("node", "Calls to the service, p99"),
-                ("node", "Calls per minute, by answer"),
+                ("node", "Calls per minute by code"),
                 ("node", "Calls to the plugin, p99"),
                 ("node", "Hand-over wait"),
                 ("node", "Leftovers and resets"),
-                ("node", "Children started"),
-                ("node", "Other things that went wrong"),
+                ("node", "Child processes started"),
+                ("node", "Other problems"),
                 ("node", "Registrations"),
-                ("node", "Starts refused at the gate"),
-                ("node", "Lists to the kubelet"),
-                ("node", "Words to the cluster"),
+                ("node", "Starts refused by the gate"),
+                ("node", "ListAndWatch updates"),
+                ("node", "API server writes"),
                 ("device", "XIDs"),
             }
         ),
@@ -315,7 +315,7 @@ EXCLUSIONS: Final = (
         "target-job-rule",
         frozenset({("fleet", "Alerts"), ("node", "Alerts")}),
         "An alert has the labels that its rule leaves. Those that a daemon or a node is away have no job, because they are of "
-        "both daemons: matched by it they were hidden, and the table said that no alert fires (test_alerts_table.py).",
+        "both daemons: matched by it they were hidden, and the table showed that no alert fires (test_alerts_table.py).",
     ),
     Exclusion(
         "target-instance-rule",
@@ -334,9 +334,9 @@ def _found(rule: str, name: str) -> dict[str, list[str]]:
     """Return a rule's findings for a committed dashboard by panel; findings without a panel stand alone."""
     titles = [panel["title"] for panel in _panels(_committed(name))]
     found: dict[str, list[str]] = {}
-    for said in RULES[rule](_committed(name)):
-        whose = re.match(r"(.+), [A-Z]: ", said)
-        found.setdefault(whose[1] if whose and whose[1] in titles else said, []).append(said)
+    for message in RULES[rule](_committed(name)):
+        whose = re.match(r"(.+), [A-Z]: ", message)
+        found.setdefault(whose[1] if whose and whose[1] in titles else message, []).append(message)
     return found
 
 
@@ -344,7 +344,7 @@ def _found(rule: str, name: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("rule", RULES)
 def test_committed_dashboard_passes_every_linter_rule(rule: str, name: str) -> None:
     excluded = _excluded(rule, name)
-    assert {whose: said for whose, said in _found(rule, name).items() if whose not in excluded} == {}
+    assert {whose: message for whose, message in _found(rule, name).items() if whose not in excluded} == {}
 
 
 @pytest.mark.parametrize("each", EXCLUSIONS, ids=lambda each: each.rule)
@@ -353,7 +353,7 @@ def test_every_linter_exclusion_has_a_reason_and_is_needed(each: Exclusion) -> N
     assert {(name, panel) for name, panel in each.panels if panel not in _found(each.rule, name)} == set()
 
 
-def _asking(text: str) -> Callable[[Json], None]:
+def _with_query(text: str) -> Callable[[Json], None]:
     """Return a function that breaks a dashboard by another query in its first panel."""
 
     def break_it(board: Json) -> None:
@@ -382,7 +382,7 @@ BROKEN: Final[Mapping[str, tuple[str, Callable[[Json], None]]]] = {
     "one job only": ("template-job-rule", _in_variable("job", multi=False)),
     "all instances by another word": ("template-instance-rule", _in_variable("instance", allValue=".*")),
     "a variable that asks nothing": ("template-label-promql-rule", _in_variable("job", query="label_values(up{, job)")),
-    "a variable that is asked for once": ("template-on-time-change-reload-rule", _in_variable("job", refresh=1)),
+    "a variable that is queried once": ("template-on-time-change-reload-rule", _in_variable("job", refresh=1)),
     "a data source by its id": (
         "panel-datasource-rule",
         _first(lambda panel: panel.update(datasource={"type": "prometheus", "uid": "P18"})),
@@ -394,23 +394,23 @@ BROKEN: Final[Mapping[str, tuple[str, Callable[[Json], None]]]] = {
         _first(lambda panel: panel["fieldConfig"]["defaults"].update(unit="ms")),
     ),
     "no query": ("panel-no-targets-rule", _first(lambda panel: panel.update(targets=[]))),
-    "a query that does not parse": ("target-promql-rule", _asking(f"sum (up{{{_PICKED}}}")),
-    "a query for no series": ("target-promql-rule", _asking("vector(0)")),
-    "a rate over a fixed time": ("target-rate-interval-rule", _asking(f"sum (rate(a_total{{{_PICKED}}}[5m]))")),
-    "a query of all jobs": ("target-job-rule", _asking('up{instance=~"$instance"}')),
+    "a query that does not parse": ("target-promql-rule", _with_query(f"sum (up{{{_PICKED}}}")),
+    "a query for no series": ("target-promql-rule", _with_query("vector(0)")),
+    "a rate over a fixed time": ("target-rate-interval-rule", _with_query(f"sum (rate(a_total{{{_PICKED}}}[5m]))")),
+    "a query of all jobs": ("target-job-rule", _with_query('up{instance=~"$instance"}')),
     "a second selector of all instances": (
         "target-instance-rule",
-        _asking(f'up{{{_PICKED}}} and on (job) up{{job=~"$job"}}'),
+        _with_query(f'up{{{_PICKED}}} and on (job) up{{job=~"$job"}}'),
     ),
-    "an instance that is not a choice": ("target-instance-rule", _asking('up{job=~"$job", instance="$instance"}')),
-    "a counter as it stands": ("target-counter-agg-rule", _asking(f"sum (scrubber_scrubs_total{{{_PICKED}}})")),
+    "an instance that is not a choice": ("target-instance-rule", _with_query('up{job=~"$job", instance="$instance"}')),
+    "a counter without a rate": ("target-counter-agg-rule", _with_query(f"sum (scrubber_scrubs_total{{{_PICKED}}})")),
     "a counter beside its own rate": (
         "target-counter-agg-rule",
-        _asking(f"rate(a_total{{{_PICKED}}}[$__rate_interval]) / a_total{{{_PICKED}}}"),
+        _with_query(f"rate(a_total{{{_PICKED}}}[$__rate_interval]) / a_total{{{_PICKED}}}"),
     ),
     "a counter's maximum": (
         "target-counter-agg-rule",
-        _asking(f"max_over_time(scrubber_scrubs_total{{{_PICKED}}}[$__range])"),
+        _with_query(f"max_over_time(scrubber_scrubs_total{{{_PICKED}}}[$__range])"),
     ),
     "a board that can be edited": ("uneditable-dashboard", lambda board: board.update(editable=True)),
 }

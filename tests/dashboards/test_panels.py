@@ -13,7 +13,7 @@ import pytest
 
 from tests.dashboards.prometheus import POSSIBLE
 from tests.dashboards.running import SCRAPE
-from tests.dashboards.story import Told
+from tests.dashboards.scenario import FinishedScenario
 from tests.pods import only_with
 
 BOARDS: Final = Path(__file__).parents[2] / "dashboards"
@@ -43,7 +43,7 @@ def _queries() -> Iterator[Any]:
 QUERIES: Final = tuple(_queries())
 
 
-def asked(query: str, story: Told, device: str | None = None) -> str:
+def rendered_query(query: str, story: FinishedScenario, device: str | None = None) -> str:
     """Return ``query`` as Grafana would send it: All selected, the scenario's device (or another), its whole time."""
     values = {
         "job": EVERYTHING,
@@ -59,9 +59,9 @@ def asked(query: str, story: Told, device: str | None = None) -> str:
 
 @only_with(POSSIBLE)
 @pytest.mark.parametrize("query", QUERIES)
-def test_every_query_of_every_panel_returns_series(query: str, story: Told) -> None:
-    found = story.prometheus.range(asked(query, story), story.began, story.ended)
-    assert any(not math.isnan(value) for series in found for _, value in series.points), asked(query, story)
+def test_every_query_of_every_panel_returns_series(query: str, scenario: FinishedScenario) -> None:
+    found = scenario.prometheus.range(rendered_query(query, scenario), scenario.began, scenario.ended)
+    assert any(not math.isnan(value) for series in found for _, value in series.points), rendered_query(query, scenario)
 
 
 @only_with(POSSIBLE)
@@ -78,27 +78,29 @@ def test_every_query_of_every_panel_returns_series(query: str, story: Told) -> N
     ],
 )
 def test_alert_table_shows_every_firing_alert_whatever_its_labels(
-    name: str, alert: str, about: Mapping[str, str], story: Told
+    name: str, alert: str, about: Mapping[str, str], scenario: FinishedScenario
 ) -> None:
     (panel,) = (each for each in _panels(board(name)["panels"]) if each["title"] == "Alerts")
     (target,) = panel["targets"]
-    found = story.prometheus.range(asked(target["expr"], story), story.began, story.ended)
+    found = scenario.prometheus.range(rendered_query(target["expr"], scenario), scenario.began, scenario.ended)
     rows = [each.labels for each in found if each.labels["alertname"] == alert]
     assert rows
     assert all(row.items() >= about.items() for row in rows)
 
 
 @only_with(POSSIBLE)
-def test_xid_bars_of_a_device_add_up_to_the_counter_including_its_first_value(story: Told) -> None:
+def test_xid_bars_of_a_device_add_up_to_the_counter_including_its_first_value(scenario: FinishedScenario) -> None:
     (panel,) = (each for each in _panels(board("device")["panels"]) if each["title"] == "XIDs")
     (target,) = panel["targets"]
     counted = {
         (series.labels["device"], series.labels["code"]): series.points
-        for series in story.prometheus.range('scrubber_xids_total{instance="ill"}', story.began, story.ended)
+        for series in scenario.prometheus.range('scrubber_xids_total{instance="ill"}', scenario.began, scenario.ended)
     }
-    assert {code for device, code in counted if device == story.device} == {"95"}
+    assert {code for device, code in counted if device == scenario.device} == {"95"}
     for device in {device for device, _ in counted}:
-        drawn = story.prometheus.range(asked(target["expr"], story, device), story.began, story.ended)
+        drawn = scenario.prometheus.range(
+            rendered_query(target["expr"], scenario, device), scenario.began, scenario.ended
+        )
         bars = {series.labels["code"]: series.points for series in drawn}
         for code, points in counted.items():
             if code[0] == device:
@@ -115,10 +117,12 @@ def _variables() -> Iterator[Any]:
 
 @only_with(POSSIBLE)
 @pytest.mark.parametrize("query", tuple(_variables()))
-def test_every_dashboard_variable_has_values(query: Any, story: Told) -> None:
+def test_every_dashboard_variable_has_values(query: Any, scenario: FinishedScenario) -> None:
     text = query["query"] if isinstance(query, dict) else query
-    asks = re.fullmatch(r"label_values\((.+), *(\w+)\)", text)
-    assert asks, text
-    found = story.prometheus.range(f"group by ({asks[2]}) ({asked(asks[1], story)})", story.began, story.ended)
-    assert all(series.labels[asks[2]] for series in found)
+    match = re.fullmatch(r"label_values\((.+), *(\w+)\)", text)
+    assert match, text
+    found = scenario.prometheus.range(
+        f"group by ({match[2]}) ({rendered_query(match[1], scenario)})", scenario.began, scenario.ended
+    )
+    assert all(series.labels[match[2]] for series in found)
     assert found

@@ -19,18 +19,18 @@ class Answering(Prometheus):
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1")
-        self.asked: list[str] = []
+        self.queries: list[str] = []
 
     def range(self, query: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
-        self.asked.append(query)
+        self.queries.append(query)
         return [{"metric": {"instance": name}, "values": [[start + step, str(value)]]} for name, value in NODES.items()]
 
     def instant(self, query: str, at: float) -> list[dict[str, Any]]:
-        self.asked.append(query)
+        self.queries.append(query)
         return [{"metric": {"instance": name}, "value": [at, str(value)]} for name, value in NODES.items()]
 
     def label_values(self, selector: str | None, label: str, start: float, end: float) -> list[str]:
-        self.asked.append(selector or "")
+        self.queries.append(selector or "")
         return list(NODES)
 
 
@@ -72,7 +72,7 @@ def test_unknown_dashboard_variable_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "wanted", "query"),
+    ("variable", "expected", "query"),
     [
         ({"includeAll": True, "allValue": ".+"}, {}, ".+"),
         ({"includeAll": True}, {}, r"node-a\\.rack|node-b"),
@@ -83,9 +83,9 @@ def test_unknown_dashboard_variable_is_refused() -> None:
     ],
 )
 def test_dashboard_variable_gets_the_value_that_grafana_would_choose(
-    variable: Any, wanted: dict[str, str], query: str
+    variable: Any, expected: dict[str, str], query: str
 ) -> None:
-    assert choose_values(board(**variable), wanted, names)["instance"].query == query
+    assert choose_values(board(**variable), expected, names)["instance"].query == query
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_recording_has_a_value_or_none_for_every_step() -> None:
     prometheus = Answering()
     target = {"refId": "A", "expr": 'rate(x{instance=~"$instance"}[$__rate_interval])'}
     answer = record(prometheus, board(target, includeAll=True, allValue=".+"), 90.0, 150.0, scrape=15.0)
-    assert prometheus.asked == ["up", 'rate(x{instance=~".+"}[60s])']
+    assert prometheus.queries == ["up", 'rate(x{instance=~".+"}[60s])']
     assert answer["variables"] == {"instance": {"text": "All"}}
     a, b = answer["panels"]["7"]["A"]["series"]
     assert a == {"labels": {"instance": "node-a"}, "values": [None, 1, None, None, None]}
@@ -118,7 +118,7 @@ def test_panel_with_few_points_is_queried_in_longer_steps() -> None:
     few["panels"][0]["maxDataPoints"] = 2
     prometheus = Answering()
     answer = record(prometheus, few, 90.0, 210.0, scrape=15.0)
-    assert prometheus.asked[-1] == "increase(x[60s]) / 60000"
+    assert prometheus.queries[-1] == "increase(x[60s]) / 60000"
     assert (answer["from"], answer["panels"]["7"]["A"]["start"], answer["panels"]["7"]["A"]["step"]) == (90, 120, 60)
 
 
@@ -135,7 +135,7 @@ def test_hidden_query_is_not_evaluated_and_panels_of_a_collapsed_row_are() -> No
     prometheus = Answering()
     assert [panel["id"] for panel in panels_of(whole)] == [7, 8]
     assert set(record(prometheus, whole, 90.0, 150.0)["panels"]) == {"8"}
-    assert "hidden" not in prometheus.asked
+    assert "hidden" not in prometheus.queries
 
 
 def test_prometheus_with_tls_is_refused() -> None:

@@ -71,10 +71,10 @@ def test_unreachable_archive_is_reported_with_its_error(archive: Archive, work: 
 
 def test_package_lists_are_fetched_into_the_work_directory_if_apt_has_none(archive: Archive, work: Path) -> None:
     archive.program("apt-cache", "exit 100")
-    archive.program("apt-get", 'echo "$@" >> asked')
+    archive.program("apt-get", 'echo "$@" >> arguments')
     with pytest.raises(Unfetched, match="knows no package prometheus: put prometheus and promtool on the PATH"):
         fetch(work)
-    assert f"Dir::State::lists={work}/lists" in (work / "asked").read_text()
+    assert f"Dir::State::lists={work}/lists" in (work / "arguments").read_text()
 
 
 @only_with(POSSIBLE)

@@ -27,8 +27,11 @@ from scrubber.cli.main import app
 from scrubber.domain.evidence import PathKind as ScrubPath
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.states import ADVERTISED, Health, Hygiene, RecoveryMethod
-from scrubber.observability.event_names import validate_event_names
 from scrubber.observability.metrics.labels import REFUSAL_CODES, KnownCodes
+from scrubber.observability.registry.audit_events import validate_event_names
+from scrubber.observability.registry.events import EVENTS
+from scrubber.observability.registry.plugin_metrics import PLUGIN_METRICS
+from scrubber.observability.registry.service_metrics import SERVICE_METRICS
 from tests.dashboards.prometheus import POSSIBLE, promtool
 from tests.pods import only_with
 
@@ -76,8 +79,7 @@ def metrics_in(text: str) -> set[str]:
     return {re.sub(r"_(bucket|count|sum)$", "", name) for name in _METRIC.findall(text)}
 
 
-def documented() -> set[str]:
-    return metrics_in((ROOT / "docs" / "metrics.md").read_text())
+METRICS = {each.name: each for each in (*SERVICE_METRICS, *PLUGIN_METRICS)}
 
 
 def labels_of(expression: str) -> set[str]:
@@ -136,8 +138,8 @@ def test_alert_has_severity_summary_description_and_runbook(name: str) -> None:
 @pytest.mark.parametrize("name", ALERTS)
 def test_labels_in_the_text_of_an_alert_exist_on_its_series(name: str) -> None:
     alert = ALERTS[name]
-    said = set(re.findall(r"\$labels\.(\w+)", json.dumps(alert["annotations"])))
-    assert said <= labels_of(alert["expr"])
+    named = set(re.findall(r"\$labels\.(\w+)", json.dumps(alert["annotations"])))
+    assert named <= labels_of(alert["expr"])
 
 
 @pytest.mark.parametrize("name", ALERTS)
@@ -146,8 +148,8 @@ def test_every_alert_is_tested_as_firing_and_as_silent(name: str) -> None:
     for path in TRIALS:
         for each in yaml.safe_load(path.read_text())["tests"]:
             for case in each.get("promql_expr_test", []):
-                told = name in case["expr"] or any(name in sample["labels"] for sample in case["exp_samples"])
-                tried[bool(case["exp_samples"])] += told
+                covered = name in case["expr"] or any(name in sample["labels"] for sample in case["exp_samples"])
+                tried[bool(case["exp_samples"])] += covered
             for case in each.get("alert_rule_test", []):
                 tried[bool(case["exp_alerts"])] += case["alertname"] == name
     assert all(tried.values()), tried
@@ -165,7 +167,7 @@ def test_recorded_series_is_named_by_its_level_and_keeps_its_node_label() -> Non
 def test_rules_and_runbooks_use_existing_metrics_only() -> None:
     expressions = [*RECORDED.values(), *(alert["expr"] for alert in ALERTS.values())]
     pages = [query for page in (*PAGES.values(), INDEX) for query in queries(page)]
-    assert metrics_in("\n".join([*expressions, *pages])) <= documented()
+    assert metrics_in("\n".join([*expressions, *pages])) <= METRICS.keys()
 
 
 def test_rules_and_runbooks_use_existing_recorded_series_only() -> None:
@@ -204,9 +206,9 @@ def test_recorded_device_states_are_complete() -> None:
 
 def test_runbook_on_waiting_hand_overs_names_existing_refusal_codes_only() -> None:
     codes = re.findall(r"^\d\. (`[^:]+):", PAGES["ScrubberHandoverSlow"], re.MULTILINE)
-    told = {code for line in codes for code in re.findall(r"`([a-z-]+)`", line)}
-    assert len(told) > 5
-    assert told <= REFUSAL_CODES | {"granted"}
+    covered = {code for line in codes for code in re.findall(r"`([a-z-]+)`", line)}
+    assert len(covered) > 5
+    assert covered <= REFUSAL_CODES | {"granted"}
 
 
 # -- the PrometheusRule object -----------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def test_rules_in_the_tree_are_never_written_with_runbook_addresses() -> None:
             [sys.executable, ROOT / "scripts" / "gen_rules.py", *arguments], capture_output=True, text=True, check=False
         )
         assert done.returncode == 2
-        assert "go together" in done.stderr
+        assert "must be used together" in done.stderr
 
 
 # -- the runbooks ------------------------------------------------------------------------------------------------------
@@ -294,25 +296,20 @@ def test_runbook_index_names_an_existing_panel_for_every_alert() -> None:
 
 
 def test_metrics_named_in_the_text_of_runbooks_exist() -> None:
-    assert metrics_in("\n".join((*PAGES.values(), INDEX))) <= documented()
+    assert metrics_in("\n".join((*PAGES.values(), INDEX))) <= METRICS.keys()
 
 
 @pytest.mark.parametrize("name", [*ALERTS, "README"])
 def test_query_in_a_runbook_uses_labels_that_its_metric_has(name: str) -> None:
-    labels = {
-        row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3]))
-        for row in (line.split("|") for line in (ROOT / "docs" / "metrics.md").read_text().splitlines())
-        if len(row) > 3
-    }
     for query in queries(INDEX if name == "README" else PAGES[name]):
         metrics = metrics_in(query)
         if not metrics or ":" in query:  # a recorded series has the labels of its rule
             continue
-        known = {"job", "instance", "le"}.union(*(labels[metric] for metric in metrics))
-        asked = set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", query)) | {
+        known = {"job", "instance", "le"}.union(*(METRICS[metric].label_names for metric in metrics))
+        queried_labels = set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", query)) | {
             label.strip() for group in re.findall(r"\bby \(([^)]*)\)", query) for label in group.split(",")
         }
-        assert asked <= known, query
+        assert queried_labels <= known, query
 
 
 def test_no_runbook_query_uses_the_rate_of_a_counter_not_initialized_at_zero() -> None:
@@ -328,10 +325,10 @@ def test_no_runbook_query_uses_the_rate_of_a_counter_not_initialized_at_zero() -
 
 
 def test_log_events_checks_and_settings_named_in_a_runbook_exist() -> None:
-    logged = set(re.findall(r"^\| `([a-z.-]+)` \|", (ROOT / "docs" / "logs.md").read_text(), re.MULTILINE))
+    logged = {each.name for each in EVENTS}
     checks = "\n".join(path.read_text() for path in (ROOT / "scrubber" / "doctor").glob("*.py"))
     settings = set(dotted(yaml.safe_load((ROOT / "policies" / "default.yaml").read_text())))
-    others = {"ledger.reserve", "trail.jsonl", "spec.nodeName"}
+    others = {"ledger.reserve", "audit.jsonl", "spec.nodeName"}
     seen: set[str] = set()
     for name, page in {**PAGES, "README": INDEX}.items():
         words = set(
@@ -339,9 +336,9 @@ def test_log_events_checks_and_settings_named_in_a_runbook_exist() -> None:
         )
         for word in words - others:
             assert word in settings | logged or word.endswith(".md"), (name, word)
-        said = re.findall(r"scrubber doctor +# (?:checks? )?([a-z, -]+)(?=:|$)", page, re.MULTILINE)
-        said += re.findall(r"checks? `([a-z-]+)`", page)
-        for check in {each.strip() for text in said for each in text.split(",")}:
+        checks_named = re.findall(r"scrubber doctor +# (?:checks? )?([a-z, -]+)(?=:|$)", page, re.MULTILINE)
+        checks_named += re.findall(r"checks? `([a-z-]+)`", page)
+        for check in {each.strip() for text in checks_named for each in text.split(",")}:
             assert " " in check or f'"{check}"' in checks, (name, check)
         seen |= words
     assert {"audit.broken", "limits.handOver"} <= seen

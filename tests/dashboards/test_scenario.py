@@ -36,10 +36,10 @@ def places_of(program: int) -> set[Path]:
 @only_with(POSSIBLE)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_interrupted_scenario_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    # In a separate session, so that its processes can be counted, and with SIGINT not ignored, whatever the test runner
+    # In a separate session, so that its processes can be counted, and with SIGINT not ignored, even if the test runner
     # does.
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.dashboards.story"),
+        *(sys.executable, "-m", "tests.dashboards.scenario"),
         cwd=ROOT,
         env=os.environ | {"TMPDIR": str(tmp_path)},
         stdout=asyncio.subprocess.PIPE,
@@ -48,13 +48,13 @@ async def test_interrupted_scenario_leaves_nothing_behind(number: signal.Signals
     )
     assert program.stdout is not None
     try:
-        told = ""
+        output = ""
         async with asyncio.timeout(2 * SOON):
-            while re.search(FIRST, told) is None:
+            while re.search(FIRST, output) is None:
                 line = (await program.stdout.readline()).decode()
-                assert line, told
-                told += line
-        (address,) = re.findall(r"prometheus (http://127\.0\.0\.1:\d+) answers", told)
+                assert line, output
+                output += line
+        (address,) = re.findall(r"prometheus (http://127\.0\.0\.1:\d+) answers", output)
         with await asyncio.to_thread(urllib.request.urlopen, f"{address}/-/ready", timeout=SOON) as page:
             assert page.status == 200
         places = set[Path]()
@@ -66,10 +66,10 @@ async def test_interrupted_scenario_leaves_nothing_behind(number: signal.Signals
         assert all(each.exists() for each in places)
         program.send_signal(number)
         async with asyncio.timeout(SOON):
-            told = (await program.stdout.read()).decode()
+            output = (await program.stdout.read()).decode()
             status = await program.wait()
         assert status == 128 + number
-        assert "broken off" in told
+        assert "broken off" in output
         assert [each for each in places if each.exists()] == []
         assert list(tmp_path.iterdir()) == []
         async with asyncio.timeout(SOON):

@@ -28,16 +28,16 @@ __all__ = [
     "MOUNTS",
     "SERVED",
     "STATE",
-    "STRANGER",
     "TOOLKIT",
+    "UNPRIVILEGED_UID",
     "Ended",
-    "as_stranger",
-    "believed",
     "found",
     "healthy",
     "levels",
     "run",
+    "run_unprivileged",
     "serving",
+    "until_trusted",
     "write",
 ]
 
@@ -47,7 +47,7 @@ CONTAINERD = "etc/containerd/config.toml"
 TOOLKIT = "etc/nvidia-container-runtime/config.toml"
 ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
-STRANGER = 54321
+UNPRIVILEGED_UID = 54321
 """An unused uid."""
 
 SERVED = ServiceReport(
@@ -202,7 +202,7 @@ class Ended:
         return one
 
 
-async def believed(service: ReadClient, seconds: float = 30.0) -> None:
+async def until_trusted(service: ReadClient, seconds: float = 30.0) -> None:
     """Wait until the service trusts its kubelet: with one that lists no pod that takes a while."""
     async with asyncio.timeout(seconds):
         while True:
@@ -227,7 +227,7 @@ async def run(*words: str | Path, program: Sequence[str] = ("-m", "scrubber.cli.
     return Ended(process.returncode, out.decode(), err.decode())
 
 
-_AS_STRANGER = """
+_UNPRIVILEGED = """
 import os, sys
 import scrubber.cli.commands.doctor, scrubber.api.client, scrubber.adapters.kubelet, scrubber.adapters.cgroups
 import scrubber.adapters.clock, scrubber.adapters.ledger.state_directory, scrubber.config.policy_file
@@ -243,10 +243,10 @@ main(sys.argv[3:])
 """
 
 
-async def as_stranger(*words: str | Path, gids: Sequence[int] = ()) -> Ended:
+async def run_unprivileged(*words: str | Path, gids: Sequence[int] = ()) -> Ended:
     """Run ``scrubber doctor`` as an unprivileged user in the groups ``gids``; without root, as the current user.
 
     It starts as the current user, because another one may be unable to read this tree.
     """
     groups = ",".join(map(str, gids))
-    return await run(*words, program=("-c", _AS_STRANGER, groups, str(STRANGER)))
+    return await run(*words, program=("-c", _UNPRIVILEGED, groups, str(UNPRIVILEGED_UID)))

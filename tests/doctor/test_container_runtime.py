@@ -97,7 +97,7 @@ def test_runtime_that_passes_cdi_annotations_of_pods_is_named(
     assert check.level is CheckLevel.WARNING
     assert str(node.root / name) in check.message
     assert f'"{pattern}"' in check.message
-    assert f"out of {section.splitlines()[-1]}" in check.remedy
+    assert f"Remove that pattern from {section.splitlines()[-1]}" in check.remedy
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_unreadable_runtime_configuration_is_never_ok(node: CheckContext) -> Non
 )
 def test_invalid_imports_of_a_runtime_configuration_are_not_followed(node: CheckContext, text: str) -> None:
     write(node.root, CONTAINERD, text)
-    assert found(node, "cdi-annotations").remedy == ("" if "imports" in text else f"Mend {node.root / CONTAINERD}.")
+    assert found(node, "cdi-annotations").remedy == ("" if "imports" in text else f"Fix {node.root / CONTAINERD}.")
 
 
 def test_import_pattern_does_not_search_the_whole_file_system(node: CheckContext) -> None:

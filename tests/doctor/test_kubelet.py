@@ -19,7 +19,7 @@ from tests.doctor.stage import KUBELET, found, healthy, levels, serving, write
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 SIM = {"backend": "sim"}
-UNKNOWN = {"backend": "", "error": "Nobody answers."}
+UNKNOWN = {"backend": "", "error": "No answer."}
 BY_BACKEND = [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING), (SIM, CheckLevel.WARNING)]
 
 
@@ -29,8 +29,8 @@ def node(short_tmp: Path) -> Iterator[CheckContext]:
         yield node
 
 
-def answering(node: CheckContext, said: KubeletReport) -> CheckContext:
-    return replace(node, kubelet=said)
+def answering(node: CheckContext, report: KubeletReport) -> CheckContext:
+    return replace(node, kubelet=report)
 
 
 # --- its directories
@@ -63,7 +63,7 @@ def test_both_registration_directories_are_named_when_missing(node: CheckContext
 def test_missing_kubelet_is_reported_once(node: CheckContext) -> None:
     (node.root / KUBELET).rename(node.root / "elsewhere")
     check = found(node, "kubelet")
-    assert (check.level, "There is no kubelet here" in check.message) == (CheckLevel.WARNING, True)
+    assert (check.level, "There is no kubelet" in check.message) == (CheckLevel.WARNING, True)
     assert {"device-plugins", "pod-resources"}.isdisjoint(levels(answering(node, KubeletReport())))
 
 
@@ -92,23 +92,25 @@ def test_pod_resources_socket_named_by_the_service_is_checked(node: CheckContext
 def test_missing_scrubber_plugin_is_a_warning(node: CheckContext) -> None:
     (node.root / KUBELET / "plugins_registry/scrubber-gpu-1.sock").unlink()
     check = found(answering(node, KubeletReport(was_queried=True, is_trusted=True)), "device-plugins")
-    assert (check.level, "No device plugin of ours" in check.message) == (CheckLevel.WARNING, True)
+    assert (check.level, "Our device plugin does not listen" in check.message) == (CheckLevel.WARNING, True)
     assert "critical (alert ScrubberPluginDown)" in check.message, "a warning only because it may be still to come"
     assert (RUNBOOKS / "ScrubberPluginDown.md").read_text().splitlines()[2].startswith("**critical**")
     assert "scrubber-plugin.service" in check.remedy
 
 
-@pytest.mark.parametrize(("said", "level"), BY_BACKEND)
+@pytest.mark.parametrize(("expected", "level"), BY_BACKEND)
 def test_running_containers_without_a_plugin_are_counted_in_the_finding(
-    node: CheckContext, said: dict[str, str], level: CheckLevel
+    node: CheckContext, expected: dict[str, str], level: CheckLevel
 ) -> None:
     (node.root / KUBELET / "plugins_registry/scrubber-gpu-1.sock").unlink()
     check = found(
-        answering(serving(node, **said), KubeletReport(was_queried=True, is_trusted=True, containers_with_devices=2)),
+        answering(
+            serving(node, **expected), KubeletReport(was_queried=True, is_trusted=True, containers_with_devices=2)
+        ),
         "device-plugins",
     )
-    assert (check.level, "2 containers have devices of ours" in check.message) == (level, True)
-    assert "If the kubelet is restarted, it starts their containers without asking the service." in check.message
+    assert (check.level, "2 containers use our devices" in check.message) == (level, True)
+    assert "If the kubelet is restarted, it starts their containers without calling the plugin." in check.message
 
 
 def test_leftover_socket_is_no_plugin(node: CheckContext) -> None:
@@ -116,16 +118,18 @@ def test_leftover_socket_is_no_plugin(node: CheckContext) -> None:
     path.unlink()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    assert "No device plugin of ours" in found(node, "device-plugins").message
+    assert "Our device plugin does not listen" in found(node, "device-plugins").message
 
 
 @pytest.mark.parametrize(
-    ("said", "level"), [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING), (SIM, CheckLevel.OK)]
+    ("expected", "level"), [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING), (SIM, CheckLevel.OK)]
 )
-def test_another_plugin_for_the_same_gpus_is_named(node: CheckContext, said: dict[str, str], level: CheckLevel) -> None:
+def test_another_plugin_for_the_same_gpus_is_named(
+    node: CheckContext, expected: dict[str, str], level: CheckLevel
+) -> None:
     path = node.root / KUBELET / "device-plugins/nvidia-gpu.sock"
     path.symlink_to(node.root / "listens")
-    checks = [check for check in check_node(serving(node, **said)) if check.name == "device-plugins"]
+    checks = [check for check in check_node(serving(node, **expected)) if check.name == "device-plugins"]
     assert checks[0].level is level
     assert (str(path) in checks[0].message) == (level is not CheckLevel.OK)
     assert checks[-1].level is CheckLevel.OK
@@ -140,25 +144,26 @@ def test_leftover_socket_of_another_plugin_is_no_finding(node: CheckContext) -> 
 # --- assignments
 
 
-@pytest.mark.parametrize(("said", "level"), BY_BACKEND)
+@pytest.mark.parametrize(("expected", "level"), BY_BACKEND)
 def test_untrusted_kubelet_list_is_reported_with_the_reason(
-    node: CheckContext, said: dict[str, str], level: CheckLevel
+    node: CheckContext, expected: dict[str, str], level: CheckLevel
 ) -> None:
     check = found(
-        answering(serving(node, **said), KubeletReport(was_queried=True, message="It lives in a pod.")), "pod-resources"
+        answering(serving(node, **expected), KubeletReport(was_queried=True, message="It lives in a pod.")),
+        "pod-resources",
     )
     assert (check.level, check.message) == (level, "It lives in a pod.")
     assert "systemctl status kubelet" in check.remedy
 
 
-@pytest.mark.parametrize(("said", "level"), [({}, CheckLevel.ERROR), (SIM, CheckLevel.WARNING)])
+@pytest.mark.parametrize(("expected", "level"), [({}, CheckLevel.ERROR), (SIM, CheckLevel.WARNING)])
 def test_kubelet_untrusted_by_the_service_is_a_finding_even_if_doctor_trusts_the_kubelet(
-    node: CheckContext, said: dict[str, str], level: CheckLevel
+    node: CheckContext, expected: dict[str, str], level: CheckLevel
 ) -> None:
-    checks = check_node(serving(node, kubelet_status="It was restarted.", **said))
-    told = [check for check in checks if check.name == "pod-resources"]
-    assert [check.level for check in told] == [level, CheckLevel.OK]
-    assert "It was restarted." in told[0].message
+    checks = check_node(serving(node, kubelet_status="It was restarted.", **expected))
+    findings = [check for check in checks if check.name == "pod-resources"]
+    assert [check.level for check in findings] == [level, CheckLevel.OK]
+    assert "It was restarted." in findings[0].message
 
 
 def test_recently_started_kubelet_is_a_finding_only_if_the_service_does_not_trust_the_kubelet(
@@ -167,9 +172,9 @@ def test_recently_started_kubelet_is_a_finding_only_if_the_service_does_not_trus
     young = answering(node, KubeletReport(was_queried=True, is_recently_started=True, message="It started 3 s ago."))
     assert found(young, "pod-resources").level is CheckLevel.OK
     assert found(serving(young, **UNKNOWN), "pod-resources").message == "It started 3 s ago."
-    for heard, sentence in {"": "It started 3 s ago.", "It lists no pod yet.": "It lists no pod yet."}.items():
-        check = found(serving(young, kubelet_status=heard), "pod-resources")
-        assert (check.level, check.message) == (CheckLevel.WARNING, sentence)
+    for reason, expected_message in {"": "It started 3 s ago.", "It lists no pod yet.": "It lists no pod yet."}.items():
+        check = found(serving(young, kubelet_status=reason), "pod-resources")
+        assert (check.level, check.message) == (CheckLevel.WARNING, expected_message)
         assert "again in a minute" in check.remedy
 
 
@@ -183,7 +188,7 @@ def test_kubelet_list_that_disagrees_with_checkpoint_or_logs_is_a_warning(node: 
 
 def test_kubelet_query_without_permission_is_reported_as_unverified(node: CheckContext) -> None:
     check = found(answering(node, KubeletReport(was_queried=True, is_permission_denied=True)), "pod-resources")
-    assert (check.level, "was not seen" in check.message) == (CheckLevel.WARNING, True)
+    assert (check.level, "is unknown" in check.message) == (CheckLevel.WARNING, True)
     assert "sudo" in check.remedy
 
 
@@ -209,7 +214,7 @@ async def kubelet(socket_: Path) -> AsyncIterator[None]:
         await server.stop(None)
 
 
-async def asked(directory: Path) -> KubeletReport:
+async def query(directory: Path) -> KubeletReport:
     return await query_kubelet(
         directory / "kubelet.sock",
         kubelet_dir=directory,
@@ -224,42 +229,42 @@ async def test_doctor_queries_the_kubelet_like_the_service(short_tmp: Path) -> N
     path = short_tmp / "kubelet.sock"
     async with kubelet(path):
         os.utime(path, (1.0, 1.0))
-        said = await asked(short_tmp)
-    assert (said.was_queried, said.containers_with_devices) == (True, 1)
+        report = await query(short_tmp)
+    assert (report.was_queried, report.containers_with_devices) == (True, 1)
     # Its checkpoint and its pods' logs do not exist, so the result contains more than that list.
-    assert said.remarks or said.message
+    assert report.remarks or report.message
 
 
 async def test_socket_in_the_kubelets_place_without_a_kubelet_is_untrusted(short_tmp: Path) -> None:
-    assert await asked(short_tmp) == KubeletReport()
+    assert await query(short_tmp) == KubeletReport()
     write(short_tmp, "kubelet.sock")
-    said = await asked(short_tmp)
-    assert (said.was_queried, said.is_trusted, "is not a socket" in said.message) == (True, False, True)
+    expected = await query(short_tmp)
+    assert (expected.was_queried, expected.is_trusted, "is not a socket" in expected.message) == (True, False, True)
     (short_tmp / "kubelet.sock").unlink()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(short_tmp / "kubelet.sock"))
-    said = await asked(short_tmp)
-    assert (said.is_trusted, "takes no connection" in said.message) == (False, True)
+    expected = await query(short_tmp)
+    assert (expected.is_trusted, "accepts no connection" in expected.message) == (False, True)
 
 
 async def test_socket_path_that_is_too_long_is_reported(short_tmp: Path) -> None:
     deep = short_tmp / ("long" * 30)
     deep.mkdir()
     write(deep, "kubelet.sock")
-    said = await asked(deep)
-    assert (said.is_trusted, "107" in said.message) == (False, True)
+    report = await query(deep)
+    assert (report.is_trusted, "107" in report.message) == (False, True)
 
 
 # --- the PID namespace
 
 
 @pytest.mark.parametrize(
-    ("said", "level"), [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING), (SIM, CheckLevel.OK)]
+    ("expected", "level"), [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING), (SIM, CheckLevel.OK)]
 )
 def test_pid_namespace_other_than_the_nodes_is_a_finding(
-    node: CheckContext, said: dict[str, str], level: CheckLevel
+    node: CheckContext, expected: dict[str, str], level: CheckLevel
 ) -> None:
     write(node.root, "proc/self/status", "Name:\tscrubber\nNSpid:\t5012\t7\n")
-    check = found(serving(node, **said), "pid-namespace")
+    check = found(serving(node, **expected), "pid-namespace")
     assert check.level is level
     assert ("hostPID: true" in check.remedy) == (level is not CheckLevel.OK)

@@ -12,7 +12,7 @@ from scrubber.doctor.files import FileSystem, file_system_of, lock_holder
 from scrubber.doctor.model import CheckContext, CheckLevel
 from tests.doctor.stage import found, healthy, levels, serving, write
 
-NOBODY = {"error": "Nobody answers.", "pid": 0}
+NO_ANSWER = {"error": "No answer.", "pid": 0}
 ROOT = os.geteuid() == 0
 
 
@@ -32,14 +32,14 @@ def on(
 ) -> CheckContext:
     """Return the node with a state directory on such a file system."""
 
-    def tells(path: Path) -> FileSystem:
+    def reports(path: Path) -> FileSystem:
         path.stat()
         here = path == node.state_dir
         return FileSystem(
             device if here else 1, network if here else "", free, read_only and here, memory if here else ""
         )
 
-    return replace(node, file_system=tells)
+    return replace(node, file_system=reports)
 
 
 # --- the directory
@@ -65,7 +65,7 @@ def test_state_directory_of_another_user_is_reported(node: CheckContext, monkeyp
     else:  # without root the owner cannot be changed, but the expected user can
         monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     check = found(node, "state-dir")
-    assert (check.level, "who can change the record" in check.message) == (CheckLevel.ERROR, True)
+    assert (check.level, "who can change the ledger" in check.message) == (CheckLevel.ERROR, True)
     assert check.remedy.startswith("chown root:")
 
 
@@ -76,7 +76,7 @@ def test_state_directory_on_a_network_file_system_is_an_error(node: CheckContext
 
 def test_state_directory_on_tmpfs_is_a_warning(node: CheckContext) -> None:
     check = found(on(node, memory="tmpfs"), "state-dir")
-    assert (check.level, "is on tmpfs: a reboot forgets" in check.message) == (CheckLevel.WARNING, True)
+    assert (check.level, "is on tmpfs: a reboot deletes" in check.message) == (CheckLevel.WARNING, True)
     assert "--state-dir" in check.remedy
 
 
@@ -92,12 +92,12 @@ def test_read_only_state_directory_is_an_error(node: CheckContext) -> None:
 def test_file_in_place_of_the_state_directory_is_reported(node: CheckContext) -> None:
     file = write(node.root, "file")
     check = found(replace(node, state_dir=file), "state-dir")
-    assert (check.level, "is no directory" in check.message) == (CheckLevel.ERROR, True)
+    assert (check.level, "is not a directory" in check.message) == (CheckLevel.ERROR, True)
 
 
-@pytest.mark.parametrize(("said", "words"), [({}, "has its ledger elsewhere"), (NOBODY, "There is no ledger")])
-def test_missing_state_directory_is_reported_once(node: CheckContext, said: dict[str, object], words: str) -> None:
-    missing = replace(serving(node, **said, key_id=""), state_dir=node.root / "nowhere")
+@pytest.mark.parametrize(("expected", "words"), [({}, "has its ledger elsewhere"), (NO_ANSWER, "There is no ledger")])
+def test_missing_state_directory_is_reported_once(node: CheckContext, expected: dict[str, object], words: str) -> None:
+    missing = replace(serving(node, **expected, key_id=""), state_dir=node.root / "nowhere")
     check = found(missing, "state-dir")
     assert (check.level, words in check.message) == (CheckLevel.WARNING, True)
     assert {"ledger-disk", "signing-key"}.isdisjoint(levels(missing))
@@ -109,14 +109,14 @@ def test_failing_disk_is_never_ok(node: CheckContext, check: str) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     one = found(replace(node, file_system=fails), check)
-    assert (one.level, "was not seen" in one.message) == (CheckLevel.WARNING, True)
+    assert (one.level, "is unknown" in one.message) == (CheckLevel.WARNING, True)
 
 
 def test_free_space_is_queried_from_the_kernel(tmp_path: Path) -> None:
-    told = file_system_of(tmp_path)
-    assert told.device == tmp_path.stat().st_dev
-    assert told.free_bytes > 0
-    assert (told.network_type, told.read_only) == ("", False)
+    reported = file_system_of(tmp_path)
+    assert reported.device == tmp_path.stat().st_dev
+    assert reported.free_bytes > 0
+    assert (reported.network_type, reported.read_only) == ("", False)
 
 
 # --- the disk
@@ -165,8 +165,8 @@ def test_ledger_lock_held_by_the_answering_service_is_ok(node: CheckContext) -> 
 
 
 def test_unresponsive_service_that_holds_the_ledger_lock_is_named(node: CheckContext) -> None:
-    check = found(serving(node, **NOBODY), "ledger-lock")
-    assert (check.level, f"PID {os.getpid()} has the ledger open, and does not answer" in check.message) == (
+    check = found(serving(node, **NO_ANSWER), "ledger-lock")
+    assert (check.level, f"PID {os.getpid()} has the ledger open, but does not answer" in check.message) == (
         CheckLevel.WARNING,
         True,
     )
@@ -177,19 +177,19 @@ def test_unlocked_ledger_is_ok_only_without_an_answering_service(
     node: CheckContext,
 ) -> None:
     write(node.root, "proc/locks", "1: FLOCK  ADVISORY  WRITE 1 00:00:1 0 EOF\n")
-    assert found(serving(node, **NOBODY), "ledger-lock").level is CheckLevel.OK
+    assert found(serving(node, **NO_ANSWER), "ledger-lock").level is CheckLevel.OK
     check = found(node, "ledger-lock")
     assert (check.level, "--state-dir" in check.remedy) == (CheckLevel.WARNING, True)
     (node.state_dir / "ledger.lock").unlink()
     check = found(node, "ledger-lock")
-    assert (check.level, "ledger.lock is not there" in check.message) == (CheckLevel.WARNING, True)
+    assert (check.level, "ledger.lock does not exist" in check.message) == (CheckLevel.WARNING, True)
 
 
 def test_ledger_lock_held_by_another_process_is_named(node: CheckContext) -> None:
     check = found(serving(node, pid=4), "ledger-lock")
     assert (
         check.level,
-        f"PID {os.getpid()} has the ledger open, and the service that answers says that it is PID 4" in (check.message),
+        f"PID {os.getpid()} has the ledger open, but the service that answers reports PID 4" in (check.message),
     ) == (CheckLevel.WARNING, True)
 
 
@@ -229,7 +229,7 @@ def test_symlink_or_empty_file_is_no_signing_key(node: CheckContext) -> None:
     key = node.state_dir / "signing.key"
     key.rename(node.root / "elsewhere")
     key.symlink_to(node.root / "elsewhere")
-    assert "no regular file" in found(node, "signing-key").message
+    assert "not a regular file" in found(node, "signing-key").message
     key.unlink()
     write(node.state_dir, "signing.key").chmod(0o600)
     assert "is empty" in found(node, "signing-key").message
@@ -238,5 +238,5 @@ def test_symlink_or_empty_file_is_no_signing_key(node: CheckContext) -> None:
 def test_signing_key_removed_under_a_running_service_is_reported(node: CheckContext) -> None:
     (node.state_dir / "signing.key").unlink()
     check = found(node, "signing-key")
-    assert (check.level, "is not there, and the service signs" in check.message) == (CheckLevel.WARNING, True)
-    assert "signing-key" not in levels(serving(node, **NOBODY, key_id=""))
+    assert (check.level, "does not exist, but the service signs" in check.message) == (CheckLevel.WARNING, True)
+    assert "signing-key" not in levels(serving(node, **NO_ANSWER, key_id=""))

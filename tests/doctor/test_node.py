@@ -17,7 +17,7 @@ from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, Service
 from tests.doctor.stage import KUBELET, found, healthy, levels, serving, write
 
 SIM = {"backend": "sim"}
-UNKNOWN = {"backend": "", "error": "Nobody answers."}
+UNKNOWN = {"backend": "", "error": "No answer."}
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_gpu_node_accessible_by_any_local_user_is_reported_with_the_driver_optio
         write(node.root, f"dev/{name}").chmod(mode)
     check = found(node, "device-nodes")
     assert check.level is CheckLevel.WARNING
-    assert f"{node.root}/dev/nvidia1 (0666), {node.root}/dev/nvidia2 (0604), past the kubelet" in check.message
+    assert f"{node.root}/dev/nvidia1 (0666), {node.root}/dev/nvidia2 (0604), bypassing the kubelet" in check.message
     assert "NVreg_DeviceFileMode=0660" in check.remedy
 
 
@@ -43,12 +43,14 @@ def test_node_without_gpus_has_no_device_nodes_to_check(node: CheckContext) -> N
     assert "device-nodes" not in levels(node)
 
 
-@pytest.mark.parametrize(("backend", "told"), [("nvidia", True), ("sim", False), ("", False)])
+@pytest.mark.parametrize(("backend", "reported"), [("nvidia", True), ("sim", False), ("", False)])
 def test_unauthorized_use_coverage_limit_is_reported_for_driver_contexts(
-    node: CheckContext, backend: str, told: bool
+    node: CheckContext, backend: str, reported: bool
 ) -> None:
     checks = [check for check in check_node(serving(node, backend=backend)) if check.name == "unauthorized-use"]
-    assert [("only has a GPU's device node open is not seen" in check.message) for check in checks] == [True] * told
+    assert [("only has a GPU's device node open is not detected" in check.message) for check in checks] == [
+        True
+    ] * reported
 
 
 # --- the driver
@@ -72,13 +74,13 @@ def test_driver_without_a_version_is_a_warning(node: CheckContext) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "level"), [({}, CheckLevel.ERROR), (SIM, CheckLevel.OK), (UNKNOWN, CheckLevel.WARNING)]
+    ("expected", "level"), [({}, CheckLevel.ERROR), (SIM, CheckLevel.OK), (UNKNOWN, CheckLevel.WARNING)]
 )
 def test_missing_driver_is_an_error_only_for_backends_that_need_one(
-    node: CheckContext, said: dict[str, str], level: CheckLevel
+    node: CheckContext, expected: dict[str, str], level: CheckLevel
 ) -> None:
     (node.root / "proc/driver/nvidia/version").unlink()
-    assert found(serving(node, **said), "driver").level is level
+    assert found(serving(node, **expected), "driver").level is level
 
 
 @pytest.mark.parametrize(
@@ -114,8 +116,8 @@ def test_missing_or_mismatched_python_package_is_named(node: CheckContext, monke
     monkeypatch.setattr(metadata, "requires", lambda _: needs)
     check = found(node, "dependencies")
     assert check.level is CheckLevel.ERROR
-    assert f"grpcio is {metadata.version('grpcio')}, and >=999 is needed" in check.message
-    assert f"protobuf is {metadata.version('protobuf')}, and <1 is needed" in check.message
+    assert f"grpcio is version {metadata.version('grpcio')}, but >=999 is needed" in check.message
+    assert f"protobuf is version {metadata.version('protobuf')}, but <1 is needed" in check.message
     assert "no-such-thing is not installed." in check.message
     assert "rich" not in check.message
     assert "cupy" not in check.message
@@ -132,7 +134,7 @@ def test_source_tree_without_installed_metadata_is_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("installed", "said", "level", "words"),
+    ("installed", "expected", "level", "words"),
     [
         ({"nvidia-ml-py": "13.6", "cupy-cuda12x": "14.2"}, {}, CheckLevel.OK, "cupy-cuda12x 14.2"),
         ({"cupy-cuda12x": "14.2"}, {}, CheckLevel.ERROR, "(nvidia-ml-py)"),
@@ -145,19 +147,24 @@ def test_source_tree_without_installed_metadata_is_a_warning(
             CheckLevel.ERROR,
             "overwrite each other",
         ),
-        ({"nvidia-ml-py": "13.6", "cupy-cuda13x": "14.2"}, {}, CheckLevel.ERROR, "from 580 on; this one is 570.133.20"),
+        (
+            {"nvidia-ml-py": "13.6", "cupy-cuda13x": "14.2"},
+            {},
+            CheckLevel.ERROR,
+            "from 580 on; this driver is 570.133.20",
+        ),
     ],
 )
 def test_cuda_bindings_must_be_installed_and_match_the_driver(
     node: CheckContext,
     monkeypatch: pytest.MonkeyPatch,
     installed: dict[str, str],
-    said: dict[str, str],
+    expected: dict[str, str],
     level: CheckLevel,
     words: str,
 ) -> None:
     monkeypatch.setattr(libraries, "_version", installed.get)
-    (check,) = libraries.bindings(serving(node, **said))
+    (check,) = libraries.bindings(serving(node, **expected))
     assert (check.level, words in check.message) == (level, True), check.message
 
 
@@ -166,12 +173,12 @@ def test_bindings_and_driver_libraries_are_not_checked_without_a_driver(node: Ch
     assert {"driver-bindings", "driver-libraries"}.isdisjoint(levels(serving(node, **UNKNOWN)))
 
 
-@pytest.mark.parametrize(("said", "level"), [({}, CheckLevel.WARNING), (UNKNOWN, CheckLevel.ERROR)])
+@pytest.mark.parametrize(("expected", "level"), [({}, CheckLevel.WARNING), (UNKNOWN, CheckLevel.ERROR)])
 def test_driver_library_missing_from_the_usual_directories_is_named(
-    node: CheckContext, said: dict[str, str], level: CheckLevel
+    node: CheckContext, expected: dict[str, str], level: CheckLevel
 ) -> None:
     (node.root / "usr/lib/x86_64-linux-gnu/libcuda.so.1").unlink()
-    check = found(serving(node, **said), "driver-libraries")
+    check = found(serving(node, **expected), "driver-libraries")
     assert (check.level, check.message.partition(" ")[0]) == (level, "libcuda.so.1")
     assert "--nvidia-driver-root" in check.remedy
 
@@ -205,14 +212,14 @@ def mounted(node: CheckContext, *lines: str) -> None:
 def test_cgroup_v2_with_cgroup_kill_is_reported_ok(node: CheckContext) -> None:
     check = found(node, "cgroups")
     assert check.message == (
-        f"cgroup v2 at {node.root}/sys/fs/cgroup, pods in kubepods.slice; leftovers are ended by cgroup.kill."
+        f"cgroup v2 at {node.root}/sys/fs/cgroup, pods in kubepods.slice; leftover processes are killed with cgroup.kill."
     )
 
 
 def test_older_kernel_uses_the_freezer_and_the_oldest_kills_one_by_one(node: CheckContext) -> None:
     kubepods = node.root / "sys/fs/cgroup/kubepods.slice"
     (kubepods / "cgroup.kill").rename(kubepods / "cgroup.freeze")
-    assert "are frozen, then ended" in found(node, "cgroups").message
+    assert "are frozen, then killed" in found(node, "cgroups").message
     (kubepods / "cgroup.freeze").unlink()
     check = found(node, "cgroups")
     assert (check.level, "one by one" in check.message) == (CheckLevel.WARNING, True)
@@ -255,12 +262,12 @@ def test_pods_in_cgroup_v1_require_the_freezer(node: CheckContext, freezer: bool
     assert ("mount -t cgroup -o freezer" in check.remedy) == (not freezer)
 
 
-@pytest.mark.parametrize(("said", "level"), [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING)])
+@pytest.mark.parametrize(("expected", "level"), [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING)])
 def test_missing_cgroups_are_reported_because_pod_processes_cannot_be_identified(
-    node: CheckContext, said: dict[str, str], level: CheckLevel
+    node: CheckContext, expected: dict[str, str], level: CheckLevel
 ) -> None:
     (node.root / "sys/fs/cgroup").rename(node.root / "elsewhere")
-    assert found(serving(node, **said), "cgroups").level is level
+    assert found(serving(node, **expected), "cgroups").level is level
 
 
 def test_directory_that_is_no_mounted_hierarchy_is_not_trusted(node: CheckContext) -> None:
@@ -281,15 +288,15 @@ def test_simulated_node_that_uses_cgroups_has_its_cgroups_checked(node: CheckCon
             "sim",
             "real",
             CheckLevel.WARNING,
-            "the kubelet in ROOT/var/lib/kubelet is real: its containers carry no markers",
+            "the kubelet in ROOT/var/lib/kubelet is real: its containers have no markers",
         ),
         (
             "nvidia",
             "real",
             CheckLevel.ERROR,
-            "the kubelet in ROOT/var/lib/kubelet is real: its containers carry no markers",
+            "the kubelet in ROOT/var/lib/kubelet is real: its containers have no markers",
         ),
-        ("sim", "emulated", CheckLevel.OK, "as the kubelet emulator's containers carry them"),
+        ("sim", "emulated", CheckLevel.OK, "which the kubelet emulator's containers have"),
         ("sim", "none", CheckLevel.OK, "there is no kubelet in ROOT/var/lib/kubelet"),
     ],
 )
@@ -314,9 +321,9 @@ def test_read_only_cgroups_are_reported_because_leftovers_cannot_be_killed(
     real = os.statvfs
 
     def read_only(path: Path) -> os.statvfs_result:
-        told = list(real(path))
-        told[8] |= os.ST_RDONLY
-        return os.statvfs_result(told)
+        reported = list(real(path))
+        reported[8] |= os.ST_RDONLY
+        return os.statvfs_result(reported)
 
     monkeypatch.setattr(os, "statvfs", read_only)
     check = found(node, "cgroups")

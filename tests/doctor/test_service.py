@@ -12,7 +12,7 @@ from scrubber.doctor.checks import check_node
 from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, DeviceReport, ServicePaths
 from tests.doctor.stage import found, healthy, levels, serving, write
 
-NOBODY = {"error": "Nobody answers."}
+NO_ANSWER = {"error": "No answer."}
 ROOT = os.geteuid() == 0
 
 
@@ -36,20 +36,20 @@ def named(node: CheckContext, name: str) -> list[CheckResult]:
             {"ledger_status": "The disk is full."},
             "service",
             CheckLevel.ERROR,
-            "hands nothing over: The disk is full.",
+            "grants no device: The disk is full.",
             "journalctl",
         ),
-        ({"ledger_status": ""}, "service", CheckLevel.ERROR, "does not say how its ledger is", "journalctl"),
+        ({"ledger_status": ""}, "service", CheckLevel.ERROR, "does not report the state of its ledger", "journalctl"),
         ({"version": "0.0.1"}, "version", CheckLevel.WARNING, "the service 0.0.1", "systemctl restart"),
-        ({"version": ""}, "version", CheckLevel.WARNING, "an unknown one", "systemctl restart"),
-        ({"enforcement": "observe"}, "enforcement", CheckLevel.WARNING, "only observes", "enforcement: enforce"),
-        ({"enforcement": ""}, "enforcement", CheckLevel.WARNING, "does not say", "systemctl restart"),
+        ({"version": ""}, "version", CheckLevel.WARNING, "the service unknown", "systemctl restart"),
+        ({"enforcement": "observe"}, "enforcement", CheckLevel.WARNING, "is in observe mode", "enforcement: enforce"),
+        ({"enforcement": ""}, "enforcement", CheckLevel.WARNING, "does not report whether", "systemctl restart"),
         ({"reset_stop_reason": "8 resets."}, "breaker", CheckLevel.WARNING, "8 resets.", "scrubber reset DEVICE"),
         (
             {"quarantine_stop_reason": "2 are out.", "quarantines_spared": 3},
             "breaker",
             CheckLevel.WARNING,
-            "2 are out. 3 would go out now.",
+            "2 are out. 3 would be quarantined now.",
             "cooling",
         ),
         ({"devices": ()}, "devices", CheckLevel.WARNING, "no device at all", "nvidia-smi -L"),
@@ -61,7 +61,7 @@ def named(node: CheckContext, name: str) -> list[CheckResult]:
             "journal",
         ),
         ({"key_id": ""}, "signing-key-id", CheckLevel.WARNING, "cannot be verified elsewhere", "systemctl restart"),
-        ({"audit_head": ""}, "audit-head", CheckLevel.WARNING, "could not be noticed", "systemctl restart"),
+        ({"audit_head": ""}, "audit-head", CheckLevel.WARNING, "could not be detected", "systemctl restart"),
     ],
 )
 def test_problem_reported_by_the_service_is_a_finding_with_a_remedy(
@@ -74,7 +74,7 @@ def test_problem_reported_by_the_service_is_a_finding_with_a_remedy(
 @pytest.mark.parametrize(
     ("changed", "name", "level"),
     [
-        (NOBODY, "service", CheckLevel.ERROR),
+        (NO_ANSWER, "service", CheckLevel.ERROR),
         ({"ledger_status": "The disk is full."}, "service", CheckLevel.ERROR),
         ({"enforcement": "observe"}, "enforcement", CheckLevel.WARNING),
         ({"devices": (DeviceReport("GPU-a", "0", enforcement="observe"),)}, "enforcement", CheckLevel.WARNING),
@@ -97,21 +97,20 @@ def test_open_breaker_is_reported_for_resets_and_quarantines_with_its_end_time(n
         node, reset_stop_reason="8 resets.", resets_until=60.0, resets_waiting=2, quarantine_stop_reason="2 are out."
     )
     resets, soft = named(stopped, "breaker")
-    assert resets.message == "8 resets. The next one may be at 1970-01-01T00:01:00Z. 2 wait for one now."
+    assert resets.message == "8 resets. The next one is possible at 1970-01-01T00:01:00Z. 2 are waiting for one now."
     assert soft.message == "2 are out."
 
 
 def test_break_glass_override_is_reported_per_device_with_the_command_to_end_the_override(node: CheckContext) -> None:
     broken = [
-        DeviceReport("GPU-a", "0", break_glass_until=60.0, break_glass="uid:7 broke the glass (a deadline)"),
+        DeviceReport("GPU-a", "0", break_glass_until=60.0, break_glass="uid:7 set a break-glass override (a deadline)"),
         DeviceReport("GPU-b", "1"),
-        DeviceReport("GPU-c", "", break_glass_until=90.0, break_glass="uid:0 broke the glass (x)"),
+        DeviceReport("GPU-c", "", break_glass_until=90.0, break_glass="uid:0 set a break-glass override (x)"),
     ]
     first, second = named(serving(node, devices=tuple(broken)), "break-glass")
     assert first.level is second.level is CheckLevel.WARNING
     assert first.message == (
-        "Until 1970-01-01T00:01:00Z nothing is refused for device 0 (GPU-a), whatever is known of it: "
-        "uid:7 broke the glass (a deadline)."
+        "Until 1970-01-01T00:01:00Z no start on device 0 (GPU-a) is refused, whatever its checks find: uid:7 set a break-glass override (a deadline)."
     )
     assert first.remedy.startswith("scrubber break-glass 0 --end --reason")
     assert second.remedy.startswith("scrubber break-glass GPU-c --end")
@@ -131,21 +130,21 @@ def test_devices_with_uninspected_processes_are_named(node: CheckContext) -> Non
     devices = tuple(replace(each, uninspected_processes=1) for each in node.service.devices or ())
     check = named(replace(node, service=replace(node.service, devices=devices)), "devices")[0]
     assert check.level is CheckLevel.WARNING
-    assert check.message.startswith("Walks over /proc do not get through some processes")
+    assert check.message.startswith("Walks over /proc could not fully inspect some processes")
     assert "uninspectedProcesses: kill" in check.remedy
 
 
 def test_service_only_checks_are_omitted_without_the_service(node: CheckContext) -> None:
-    said = named(serving(node, **NOBODY), "service")
-    assert [check.level for check in said] == [CheckLevel.ERROR, CheckLevel.WARNING]
-    assert "nothing was seen" in said[1].message
+    results = named(serving(node, **NO_ANSWER), "service")
+    assert [check.level for check in results] == [CheckLevel.ERROR, CheckLevel.WARNING]
+    assert "Everything that only the service knows is unknown" in results[1].message
     hidden = {"version", "enforcement", "devices", "breaker", "break-glass", "signing-key-id", "audit-head"}
-    assert hidden.isdisjoint(levels(serving(node, **NOBODY)))
+    assert hidden.isdisjoint(levels(serving(node, **NO_ANSWER)))
 
 
 def test_client_import_error_is_distinguished_from_an_unavailable_service(node: CheckContext) -> None:
-    said = named(serving(node, import_error="VersionError: too old"), "service")
-    assert (said[0].level, "VersionError: too old" in said[0].message) == (CheckLevel.ERROR, True)
+    results = named(serving(node, import_error="VersionError: too old"), "service")
+    assert (results[0].level, "VersionError: too old" in results[0].message) == (CheckLevel.ERROR, True)
 
 
 # --- its policy
@@ -154,14 +153,16 @@ def test_client_import_error_is_distinguished_from_an_unavailable_service(node: 
 def test_policy_file_that_differs_from_the_active_policy_is_reported(node: CheckContext) -> None:
     file = write(node.root, "policy.yaml", "name: default\nenforcement: observe\n")
     check = found(replace(node, policy=str(file)), "policy")
-    assert (check.level, f"{file} says otherwise (default, observe," in check.message) == (CheckLevel.WARNING, True)
+    assert (check.level, f"{file} differs (default, observe," in check.message) == (CheckLevel.WARNING, True)
     assert "systemctl reload scrubber.service" in check.remedy
 
 
-@pytest.mark.parametrize("said", [{}, NOBODY])
-def test_invalid_policy_file_is_an_error_before_the_service_restarts(node: CheckContext, said: dict[str, str]) -> None:
+@pytest.mark.parametrize("expected", [{}, NO_ANSWER])
+def test_invalid_policy_file_is_an_error_before_the_service_restarts(
+    node: CheckContext, expected: dict[str, str]
+) -> None:
     file = write(node.root, "policy.yaml", "name: x\nnonsense: 1\nmore: 2\n")
-    check = found(serving(replace(node, policy=str(file)), **said), "policy")
+    check = found(serving(replace(node, policy=str(file)), **expected), "policy")
     assert (check.level, f"{file}:2:" in check.message, "(1 more)" in check.message) == (CheckLevel.ERROR, True, True)
     assert f"scrubber policy check {file}" in check.remedy
 
@@ -194,11 +195,11 @@ def test_policy_file_visible_only_to_the_service_is_judged_by_the_service(node: 
     assert check == CheckResult(
         "policy",
         CheckLevel.OK,
-        f"default is in force, and the service finds nothing wrong with {node.root}/etc/scrubber/policy.yaml.",
+        f"default is in force, and the service reports no error in {node.root}/etc/scrubber/policy.yaml.",
     )
     assert found(serving(theirs, policy_error="No."), "policy").level is CheckLevel.ERROR
     write(node.root, "etc/scrubber/policy.yaml", "name: other\n")
-    assert "says otherwise (other," in found(theirs, "policy").message
+    assert "differs (other," in found(theirs, "policy").message
 
 
 def test_bundled_policy_is_recognized_by_its_name(node: CheckContext) -> None:
@@ -208,9 +209,9 @@ def test_bundled_policy_is_recognized_by_its_name(node: CheckContext) -> None:
 
 
 def test_policy_is_checked_without_the_service_only_where_one_is_named(node: CheckContext) -> None:
-    assert "policy" not in levels(serving(replace(node, policy=""), **NOBODY))
-    check = found(serving(node, **NOBODY), "policy")
-    assert (check.level, "whether it is was not seen" in check.message) == (CheckLevel.OK, True)
+    assert "policy" not in levels(serving(replace(node, policy=""), **NO_ANSWER))
+    check = found(serving(node, **NO_ANSWER), "policy")
+    assert (check.level, "whether it is in force is unknown" in check.message) == (CheckLevel.OK, True)
 
 
 # --- access
@@ -223,7 +224,7 @@ def test_world_accessible_sockets_are_reported_with_their_purpose(node: CheckCon
         (node.socket_dir / purpose).chmod(0o755)
         (node.socket_dir / purpose / f"{purpose}.sock").chmod(0o666)
     look, act = sorted(named(node, "sockets"), key=lambda check: check.message, reverse=True)
-    assert (look.level, look.message.startswith("Every local user may look:")) == (CheckLevel.ERROR, True)
+    assert (look.level, look.message.startswith("Every local user may read:")) == (CheckLevel.ERROR, True)
     assert (act.level, act.remedy) == (CheckLevel.ERROR, f"chmod o-rwx {node.socket_dir}/admin")
 
 
@@ -248,7 +249,7 @@ def test_group_access_is_accepted_for_read_and_admin_but_not_for_the_plugin_sock
     (node.socket_dir / purpose).chmod(0o750)
     check = found(node, "sockets")
     assert check.level is level
-    words = {"plugin": "may ask for hand-overs", "admin": "may act", "read": "may look"}
+    words = {"plugin": "may request hand-overs", "admin": "may act", "read": "may read"}
     assert f"the group {54321 if ROOT else ''}" in check.message
     assert words[purpose] in check.message
 
@@ -259,7 +260,7 @@ def test_group_that_cannot_enter_the_base_directory_has_no_access(node: CheckCon
         os.chown(each, -1, group)
     (node.socket_dir / "admin").chmod(0o750)
     node.socket_dir.chmod(0o700)
-    assert found(node, "sockets").message.endswith("nobody may look, and nobody may act.")
+    assert found(node, "sockets").message.endswith("no group may read, and no group may act.")
 
 
 def test_missing_capabilities_of_the_service_are_named(node: CheckContext) -> None:
@@ -279,14 +280,14 @@ def test_missing_capabilities_of_the_service_are_named(node: CheckContext) -> No
 def test_malformed_process_status_leaves_the_capabilities_unverified(node: CheckContext, text: str) -> None:
     write(node.root, f"proc/{os.getpid()}/status", text)
     check = found(node, "capabilities")
-    assert (check.level, "does not say" in check.message) == (CheckLevel.WARNING, True)
+    assert (check.level, "does not contain" in check.message) == (CheckLevel.WARNING, True)
 
 
 def test_service_process_not_visible_leaves_the_capabilities_unverified(node: CheckContext) -> None:
     write(node.root, "proc/locks", "")
     check = found(node, "capabilities")
-    assert (check.level, "is not seen from here" in check.message) == (CheckLevel.WARNING, True)
-    assert "capabilities" not in levels(serving(node, **NOBODY))
+    assert (check.level, "is not visible from here" in check.message) == (CheckLevel.WARNING, True)
+    assert "capabilities" not in levels(serving(node, **NO_ANSWER))
 
 
 def test_policy_file_is_named_where_the_service_reports_one(node: CheckContext) -> None:

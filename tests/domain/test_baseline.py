@@ -92,7 +92,7 @@ def test_device_without_a_baseline_has_no_differences() -> None:
         (
             described(vbios=None),
             BaselineDifference("vbios", "96.00.89", None),
-            "vbios is not told any more, not 96.00.89",
+            "vbios is no longer reported (was 96.00.89)",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_accepted_condition_is_a_note_only_while_the_accepted_value_is_read(code
     assert [each.severity for each in of_conditions({code: "x8 of x16"})] == [Severity.WARNING]
     (same,) = of_conditions({code: "x8 of x16"}, (code, "x8 of x16"))
     assert (same.severity, same.code) == (Severity.NOTE, code)
-    assert "A person called that normal here." in same.message
+    assert "An operator accepted this as normal for the device." in same.message
     for read in ("x4 of x16", "", "x8 of x16 "):
         assert [each.severity for each in of_conditions({code: read}, (code, "x8 of x16"))] == [Severity.WARNING]
 

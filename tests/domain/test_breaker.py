@@ -12,7 +12,7 @@ from scrubber.domain.health.history import RecoveryAttempt
 from scrubber.domain.policy import BreakerRule
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Health, RecoveryMethod
-from tests.world.samples import NOW, cause, record
+from tests.simulation.samples import NOW, cause, record
 
 RULE = BreakerRule(max_resets=3, window=600.0, max_soft_percent=25)
 
@@ -44,7 +44,7 @@ def test_resets_are_allowed_up_to_the_policys_limit() -> None:
 
 def test_resets_of_all_devices_are_counted_together() -> None:
     stopped = breaker_state([reset_at(10), reset_at(20), reset_at(30)], RULE, NOW, NVIDIA_SIGNALS)
-    assert "3 times within 10 min," in stopped.resets_stopped_reason
+    assert "3 times within 10 min;" in stopped.resets_stopped_reason
     assert "allows 3" in stopped.resets_stopped_reason
 
 

@@ -10,7 +10,7 @@ from scrubber.domain.certificate import certify
 from scrubber.domain.evidence import Certificate, PathKind, Step, StepResult, Verdict
 from scrubber.domain.handover_kind import Basis
 from scrubber.domain.states import Hygiene
-from tests.world.samples import NODE, NOW, POLICY, grant, record, result, scrub
+from tests.simulation.samples import NODE, NOW, POLICY, grant, record, result, scrub
 
 MEMORY = result(Step.MEMORY, measured={"total_bytes": 8, "cleared_bytes": 8, "verified_bytes": 8, "residue_bytes": 3})
 ALL = (result(Step.HOLDERS), result(Step.RESET), MEMORY, result(Step.SETTINGS), result(Step.HEALTH))
@@ -46,13 +46,13 @@ def test_every_step_is_either_covered_or_not_covered_by_a_certificate() -> None:
 
 @pytest.mark.parametrize("path", PathKind)
 def test_every_certificate_states_that_a_short_use_may_be_missed(path: PathKind) -> None:
-    line = "use: a process that used the device for less than 1 s may not have been seen"
+    line = "use: a process that used the device for less than 1 s may have gone undetected"
     assert line in certified(path, *ALL).not_covered
 
 
 @pytest.mark.parametrize("path", PathKind)
 def test_every_certificate_states_that_unannounced_starts_are_not_covered(path: PathKind) -> None:
-    line = "use: a container that the kubelet starts without asking, while the plugin is not registered"
+    line = "use: a container that the kubelet starts without calling the plugin, while the plugin is not registered"
     assert line in certified(path, *ALL).not_covered
 
 
@@ -95,12 +95,12 @@ def test_failed_step_that_an_exception_allowed_is_listed_as_not_covered() -> Non
 def test_fast_certificate_names_the_slow_certificate_that_its_memory_claim_rests_on() -> None:
     issued = certified(PathKind.FAST, result(Step.HOLDERS), rests_on="cert-7")
     assert issued.rests_on == "cert-7"
-    assert "memory: proved by cert-7, not looked at again" in issued.not_covered
+    assert "memory: proved by cert-7, not checked again" in issued.not_covered
 
 
 def test_certificate_by_exception_states_that_memory_was_left() -> None:
     issued = certified(PathKind.FAST, result(Step.HOLDERS), rests_on="cert-7", basis=Basis.SAME_CONTAINER)
-    assert any(line.startswith("memory: left as it was") and "same-container" in line for line in issued.not_covered)
+    assert any(line.startswith("memory: not cleared") and "same-container" in line for line in issued.not_covered)
 
 
 def test_slow_certificate_rests_on_no_other_certificate() -> None:

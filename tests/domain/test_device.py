@@ -13,27 +13,27 @@ DEVICES = tuple(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("requested", "found"),
     [("GPU-aa11", "GPU-aa11"), ("GPU-b", "GPU-bb33"), ("10", "GPU-bb33"), ("1", "GPU-aa22"), ("0", "GPU-aa11")],
 )
-def test_device_is_found_by_uuid_unique_prefix_or_index(wanted: str, found: str) -> None:
-    assert find_device(DEVICES, wanted).id == found
+def test_device_is_found_by_uuid_unique_prefix_or_index(requested: str, found: str) -> None:
+    assert find_device(DEVICES, requested).id == found
 
 
 def test_index_of_a_device_is_not_matched_as_a_prefix() -> None:
-    with pytest.raises(InvalidRequest, match="No device is called '2'"):
+    with pytest.raises(InvalidRequest, match="No device matches '2'"):
         find_device(DEVICES, "2")
 
 
 def test_error_for_an_ambiguous_prefix_lists_the_matching_devices() -> None:
-    with pytest.raises(InvalidRequest, match=r"beginning of 2 device ids \(GPU-aa11, GPU-aa22\)"):
+    with pytest.raises(InvalidRequest, match=r"prefix of 2 device ids \(GPU-aa11, GPU-aa22\)"):
         find_device(DEVICES, "GPU-aa")
 
 
-@pytest.mark.parametrize("wanted", ["", "GPU-cc", "gpu-aa11"])
-def test_error_for_an_unknown_device_lists_the_devices_of_the_node(wanted: str) -> None:
+@pytest.mark.parametrize("requested", ["", "GPU-cc", "gpu-aa11"])
+def test_error_for_an_unknown_device_lists_the_devices_of_the_node(requested: str) -> None:
     with pytest.raises(InvalidRequest, match=r"this node has: 0 \(GPU-aa11\)"):
-        find_device(DEVICES, wanted)
+        find_device(DEVICES, requested)
 
 
 def test_complete_device_id_precedes_a_prefix_match() -> None:

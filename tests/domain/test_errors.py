@@ -16,7 +16,7 @@ from scrubber.domain.errors import (
 
 EVERY = [getattr(errors, name) for name in errors.__all__]
 BRANCHES = (RetryableError, Refused, DeviceFault, FatalError)
-SECRET = "Device GPU-1 waits for the end of acme-bank/train-0 (python steal.py, PID 4711)."
+SECRET = "Device GPU-1 waits for acme-bank/train-0 to end (python steal.py, PID 4711)."
 
 
 @pytest.mark.parametrize("kind", EVERY)

@@ -22,7 +22,7 @@ from scrubber.domain.policy import Enforcement, Policy, RequiredProof, ResetMode
 from scrubber.domain.record import BreakGlass, DeviceRecord
 from scrubber.domain.sharing import GrantedPod
 from scrubber.domain.states import ADVERTISED, OPERATOR_CAUSE, Health, Hygiene, RecoveryMethod
-from tests.world.samples import NODE, NOW, POLICY, by_record, cause, certificate, finding, grant, pod, record
+from tests.simulation.samples import NODE, NOW, POLICY, by_record, cause, certificate, finding, grant, pod, record
 
 CLEAN = record(Hygiene.CLEAN, certificate=certificate(), exclusive_use=True)
 RESTARTING = record(Hygiene.IN_USE, last_grant=grant(), open_grants=(grant(),), exclusive_use=True)
@@ -95,8 +95,8 @@ def test_request_during_a_scrub_joins_the_scrub() -> None:
 @pytest.mark.parametrize(
     ("flaw", "change"),
     [
-        ("another device's", {"device": "GPU-0001"}),
-        ("used up", {"next_grant": 1}),
+        ("for another device", {"device": "GPU-0001"}),
+        ("already used", {"next_grant": 1}),
         ("granted since", {"previous_grant": 3}),
         ("another node or boot", {"boot": "boot-0"}),
         ("another node or boot", {"node": "node-2"}),
@@ -108,9 +108,9 @@ def test_certificate_is_valid_for_one_device_grant_boot_driver_and_policy_only(
     flaw: str, change: dict[str, object]
 ) -> None:
     flawed = certificate(**change)
-    said = certificate_flaw(flawed, CLEAN, NODE, POLICY)
-    assert said is not None
-    assert flaw in said
+    reason = certificate_flaw(flawed, CLEAN, NODE, POLICY)
+    assert reason is not None
+    assert flaw in reason
     assert answer(replace(CLEAN, certificate=flawed)) is HandoverVerdict.SCRUB
 
 
@@ -170,7 +170,7 @@ def test_certificate_of_an_observing_policy_counts_under_that_policy_only() -> N
     observed = replace(enforced, enforcement=Enforcement.OBSERVE)
     issued = certificate(policy_digest=observed.proof_digest)
     assert certificate_flaw(issued, CLEAN, NODE, observed) is None
-    assert certificate_flaw(issued, CLEAN, NODE, enforced) == "the policy has changed since"
+    assert certificate_flaw(issued, CLEAN, NODE, enforced) == "the policy has changed since it was issued"
 
 
 # -- the assignment ----------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_restart_of_a_container_that_was_never_observed_running_needs_a_certific
     assert by_facts(RESTARTING, RESTART, last_pod_ran=False).verdict is HandoverVerdict.SCRUB
 
 
-def test_clean_device_that_lost_its_certificate_is_scrubbed_for_a_restart_too() -> None:
+def test_clean_device_that_lost_its_certificate_is_scrubbed_before_a_restart() -> None:
     assert by_facts(replace(RESTARTING, hygiene=Hygiene.CLEAN), RESTART).verdict is HandoverVerdict.SCRUB
 
 
@@ -265,8 +265,8 @@ SHARED = record(Hygiene.IN_USE, last_grant=grant(), open_grants=(grant(),))
 
 
 def of_a_share(device: DeviceRecord, *granted_pods: GrantedPod, **known: object) -> HandoverDecision:
-    asked: dict[str, object] = {"is_share": True, "starting_pod": ME, "granted_pods": granted_pods}
-    return by_facts(device, HandOverKind.SAME_TENANT, POLICY, **(asked | known))
+    facts: dict[str, object] = {"is_share": True, "starting_pod": ME, "granted_pods": granted_pods}
+    return by_facts(device, HandOverKind.SAME_TENANT, POLICY, **(facts | known))
 
 
 @pytest.mark.parametrize(

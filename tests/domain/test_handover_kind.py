@@ -18,7 +18,7 @@ from scrubber.domain.assignment import (
     starting_container,
 )
 from scrubber.domain.handover_kind import HandOverKind, classify_hand_over
-from tests.world.samples import DEVICE, assignment, pod, process
+from tests.simulation.samples import DEVICE, assignment, pod, process
 
 A = pod("acme", "train-0", "uid-a")
 B = pod("acme", "serve-0", "uid-b")

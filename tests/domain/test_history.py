@@ -13,7 +13,7 @@ from scrubber.domain.health.history import (
     entries_of_last_day,
     quarantines_by_tenant,
 )
-from tests.world.samples import NOW
+from tests.simulation.samples import NOW
 
 
 @pytest.mark.parametrize(

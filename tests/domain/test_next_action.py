@@ -9,7 +9,7 @@ import pytest
 from scrubber.domain.next_action import NextAction, RecoveryAction, next_action
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Health, Hygiene, RecoveryMethod
-from tests.world.samples import NODE, NOW, POLICY, cause, certificate, record
+from tests.simulation.samples import NODE, NOW, POLICY, cause, certificate, record
 
 
 def need(device: DeviceRecord) -> NextAction:
@@ -81,6 +81,6 @@ def test_interrupted_scrub_or_recovery_is_resolved(hygiene: Hygiene, health: Hea
 @pytest.mark.parametrize(("hygiene", "health"), list(product(Hygiene, Health)))
 def test_no_action_is_needed_only_if_the_device_is_clean_in_use_or_condemned(hygiene: Hygiene, health: Health) -> None:
     device = record(hygiene, health, cause=cause(recovery_method=RecoveryMethod.SCRUB), certificate=certificate())
-    nobody_runs = hygiene is Hygiene.SCRUBBING or health is Health.RECOVERING
+    cannot_run = hygiene is Hygiene.SCRUBBING or health is Health.RECOVERING
     left_alone = hygiene is Hygiene.IN_USE or health is Health.CONDEMNED or device.state == "clean"
-    assert (need(device).action is RecoveryAction.NOTHING) == (left_alone and not nobody_runs)
+    assert (need(device).action is RecoveryAction.NOTHING) == (left_alone and not cannot_run)

@@ -8,13 +8,13 @@ import pytest
 
 from scrubber.domain.assignment import PodAbsence, Process
 from scrubber.domain.pods import PodLiveness, PodState, pod_liveness, unreadable_pod_liveness
-from tests.world.samples import process
+from tests.simulation.samples import process
 
 MAIN, CHILD = process(20), process(21)
 GONE = PodAbsence(2, since=100.0)
 
 
-def stand(
+def liveness(
     *processes: Process,
     absence: PodAbsence | None = None,
     listed: bool = False,
@@ -39,36 +39,36 @@ def stand(
 
 
 def test_unlisted_pod_without_processes_is_over() -> None:
-    assert stand().state is PodState.OVER
+    assert liveness().state is PodState.OVER
 
 
 def test_listed_pod_without_processes_is_alive() -> None:
-    assert stand(listed=True).state is PodState.ALIVE
+    assert liveness(listed=True).state is PodState.ALIVE
 
 
 def test_force_deleted_pod_is_alive_for_a_grace_period_while_its_sandbox_exists() -> None:
-    assert stand(sandbox=True, grant_age=29.9).state is PodState.ALIVE
-    assert stand(sandbox=True, grant_age=30.0).state is PodState.OVER
+    assert liveness(sandbox=True, grant_age=29.9).state is PodState.ALIVE
+    assert liveness(sandbox=True, grant_age=30.0).state is PodState.OVER
 
 
 def test_pod_with_a_recent_grant_is_alive_without_a_trusted_reading() -> None:
-    assert stand(trusted=False, grant_age=4.9).state is PodState.ALIVE
-    assert stand(trusted=False, grant_age=5.1).state is PodState.OVER
+    assert liveness(trusted=False, grant_age=4.9).state is PodState.ALIVE
+    assert liveness(trusted=False, grant_age=5.1).state is PodState.OVER
 
 
 @pytest.mark.parametrize("absence", [PodAbsence(), PodAbsence(1, 0.0)])
 def test_pod_that_was_not_absent_twice_is_alive(absence: PodAbsence) -> None:
-    where = stand(MAIN, absence=absence, firsts={}, now=10_000.0)
+    where = liveness(MAIN, absence=absence, firsts={}, now=10_000.0)
     assert where.state is PodState.ALIVE
     assert where.processes == (MAIN,)
 
 
 def test_absent_pod_with_a_living_first_process_is_alive_within_the_grace_period() -> None:
-    assert stand(MAIN, CHILD, absence=GONE, firsts={"main#1": MAIN}).state is PodState.ALIVE
+    assert liveness(MAIN, CHILD, absence=GONE, firsts={"main#1": MAIN}).state is PodState.ALIVE
 
 
 def test_children_of_a_dead_first_process_are_leftovers_once_the_pod_is_gone() -> None:
-    where = stand(CHILD, absence=GONE, firsts={"main#1": MAIN})
+    where = liveness(CHILD, absence=GONE, firsts={"main#1": MAIN})
     assert where.state is PodState.LEFTOVER
     assert where.processes == (CHILD,)
     assert "first process of its container is dead" in where.proof
@@ -76,28 +76,28 @@ def test_children_of_a_dead_first_process_are_leftovers_once_the_pod_is_gone() -
 
 def test_processes_of_a_gone_pod_are_no_leftovers_while_a_new_start_is_possible() -> None:
     """Its sandbox lives and its grant is recent: leftovers of its last start are killed once no start is possible."""
-    where = stand(CHILD, absence=GONE, firsts={"main#1": MAIN}, sandbox=True, grant_age=1.0)
+    where = liveness(CHILD, absence=GONE, firsts={"main#1": MAIN}, sandbox=True, grant_age=1.0)
     assert where.state is PodState.ALIVE
-    assert stand(CHILD, absence=GONE, firsts={"main#1": MAIN}, sandbox=True).state is PodState.LEFTOVER
+    assert liveness(CHILD, absence=GONE, firsts={"main#1": MAIN}, sandbox=True).state is PodState.LEFTOVER
 
 
 def test_first_process_that_was_never_observed_does_not_count_as_dead() -> None:
-    assert stand(CHILD, absence=GONE).state is PodState.ALIVE
+    assert liveness(CHILD, absence=GONE).state is PodState.ALIVE
 
 
 def test_living_first_process_of_one_container_keeps_the_whole_pod_alive() -> None:
     firsts = {"main#1": MAIN, "side#1": process(30, "side#1")}
-    assert stand(CHILD, process(30, "side#1"), absence=GONE, firsts=firsts).state is PodState.ALIVE
+    assert liveness(CHILD, process(30, "side#1"), absence=GONE, firsts=firsts).state is PodState.ALIVE
 
 
 def test_first_process_whose_pid_was_reused_is_dead() -> None:
     back = process(MAIN.pid, started=MAIN.started + 1)
-    assert stand(back, absence=GONE, firsts={"main#1": MAIN}).state is PodState.LEFTOVER
+    assert liveness(back, absence=GONE, firsts={"main#1": MAIN}).state is PodState.LEFTOVER
 
 
 def test_all_processes_of_a_gone_pod_are_leftovers_after_the_grace_period() -> None:
-    assert stand(MAIN, absence=GONE, firsts={"main#1": MAIN}, now=129.9).state is PodState.ALIVE
-    where = stand(MAIN, absence=GONE, firsts={"main#1": MAIN}, now=130.0)
+    assert liveness(MAIN, absence=GONE, firsts={"main#1": MAIN}, now=129.9).state is PodState.ALIVE
+    where = liveness(MAIN, absence=GONE, firsts={"main#1": MAIN}, now=130.0)
     assert where.state is PodState.LEFTOVER
     assert "over 30 s" in where.proof
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from scrubber.domain.handover_kind import Basis
 from scrubber.domain.states import Hygiene
-from tests.world.samples import assignment, certificate, grant, pod, record
+from tests.simulation.samples import assignment, certificate, grant, pod, record
 
 A, B = assignment(pod("acme", "a", "uid-a")), assignment(pod("umbrella", "b", "uid-b"))
 CLEAN = record(Hygiene.CLEAN, certificate=certificate(), exclusive_use=True)

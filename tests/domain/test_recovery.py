@@ -13,9 +13,9 @@ from scrubber.domain.health.recovery import after_findings, after_scrub, apply_a
 from scrubber.domain.policy import RecoveryRule
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
-from tests.world.samples import NOW, POLICY, cause, finding, grant, record
+from tests.simulation.samples import NOW, POLICY, cause, finding, grant, record
 
-BY_PERSON = cause("operator", RecoveryMethod.OPERATOR, actor="uid:1000")
+BY_OPERATOR = cause("operator", RecoveryMethod.OPERATOR, actor="uid:1000")
 
 
 def found(device: DeviceRecord, *codes: str, severity: Severity = Severity.FAULT) -> DeviceRecord:
@@ -95,7 +95,7 @@ def test_fault_on_probation_counts_as_a_failed_attempt() -> None:
 
 
 def test_device_quarantined_by_an_operator_is_returned_by_no_finding_and_no_scrub() -> None:
-    device = record(health=Health.QUARANTINED, cause=BY_PERSON)
+    device = record(health=Health.QUARANTINED, cause=BY_OPERATOR)
     for after in (
         found(device, "xid-95"),
         found(device),
@@ -103,22 +103,22 @@ def test_device_quarantined_by_an_operator_is_returned_by_no_finding_and_no_scru
         scrubbed(device, Outcome.FAILED, "verification-failed"),
         scrubbed(device, Outcome.BLOCKED),
     ):
-        assert (after.health, after.cause) == (Health.QUARANTINED, BY_PERSON)
+        assert (after.health, after.cause) == (Health.QUARANTINED, BY_OPERATOR)
 
 
 def test_recovery_does_not_return_a_device_that_an_operator_quarantined_meanwhile() -> None:
-    device = record(health=Health.RECOVERING, cause=cause()).after_operator_quarantine(BY_PERSON)
+    device = record(health=Health.RECOVERING, cause=cause()).after_operator_quarantine(BY_OPERATOR)
     assert scrubbed(device, Outcome.PASSED).health is Health.QUARANTINED
 
 
 @pytest.mark.parametrize("health", [Health.QUARANTINED, Health.CONDEMNED])
 def test_release_by_an_operator_leads_to_probation_without_recorded_failures(health: Health) -> None:
-    back = record(health=health, cause=BY_PERSON, failures=5).after_operator_release(retry_at=NOW)
+    back = record(health=health, cause=BY_OPERATOR, failures=5).after_operator_release(retry_at=NOW)
     assert (back.health, back.failures, back.clean_scrubs, back.retry_at) == (Health.PROBATION, 0, 0, NOW)
 
 
 def test_device_that_faults_after_its_release_is_quarantined_for_the_new_cause_and_may_recover() -> None:
-    back = record(health=Health.QUARANTINED, cause=BY_PERSON).after_operator_release(retry_at=NOW)
+    back = record(health=Health.QUARANTINED, cause=BY_OPERATOR).after_operator_release(retry_at=NOW)
     out = found(back, "xid-95")
     assert out.cause is not None
     assert (out.health, out.cause.code, out.cause.by_operator) == (Health.QUARANTINED, "xid-95", False)
@@ -174,7 +174,7 @@ def test_each_failed_recovery_doubles_the_backoff_and_the_last_one_condemns_the_
     assert pauses == [2.0, 4.0, 8.0, 16.0]
     assert device.cause is not None
     assert device.cause.recovery_method is RecoveryMethod.OPERATOR
-    assert "a person has to look" in device.cause.message
+    assert "an operator must inspect it" in device.cause.message
 
 
 def test_recovery_backoff_never_exceeds_its_maximum() -> None:
@@ -367,7 +367,9 @@ def test_device_that_waits_for_a_condition_to_end_is_never_condemned_and_rests_a
 
 
 def test_device_quarantined_by_an_operator_is_not_subject_to_attempt_limits() -> None:
-    device = record(health=Health.QUARANTINED, cause=BY_PERSON, recovery_attempts=RESETS, failures=100, must_reset=True)
+    device = record(
+        health=Health.QUARANTINED, cause=BY_OPERATOR, recovery_attempts=RESETS, failures=100, must_reset=True
+    )
     assert apply_attempt_limits(device, POLICY, NOW) is device
 
 

@@ -21,7 +21,7 @@ def on(pod: Pod | None, state: PodState = LIVING, *, share: bool = True, proved:
 
 
 @pytest.mark.parametrize(
-    ("asking", "neighbours", "same_tenant", "never"),
+    ("starting", "neighbours", "same_tenant", "never"),
     [
         # no other pod
         (ME, [], SharingAction.ALONE, SharingAction.ALONE),
@@ -60,10 +60,10 @@ def on(pod: Pod | None, state: PodState = LIVING, *, share: bool = True, proved:
     ],
 )
 def test_shared_start_is_decided_by_the_tenants_and_liveness_of_the_other_pods(
-    asking: Pod | None, neighbours: list[GrantedPod], same_tenant: SharingAction, never: SharingAction
+    starting: Pod | None, neighbours: list[GrantedPod], same_tenant: SharingAction, never: SharingAction
 ) -> None:
-    assert decide_sharing(asking, neighbours, SharingMode.SAME_TENANT).action is same_tenant
-    assert decide_sharing(asking, neighbours, SharingMode.NEVER).action is never
+    assert decide_sharing(starting, neighbours, SharingMode.SAME_TENANT).action is same_tenant
+    assert decide_sharing(starting, neighbours, SharingMode.NEVER).action is never
 
 
 def test_unsound_device_is_never_shared() -> None:

@@ -20,7 +20,7 @@ from scrubber.domain.health.signals import (
 )
 from scrubber.domain.states import RecoveryMethod
 from scrubber.domain.telemetry import Snapshot
-from tests.world.samples import DEVICE, POLICY
+from tests.simulation.samples import DEVICE, POLICY
 
 QUIET = Snapshot(DEVICE, settings={"power": "400", "mode": "default"}, defaults={"power": "400", "mode": "default"})
 
@@ -83,7 +83,7 @@ def test_abnormal_driver_state_is_a_finding(change: dict[str, object], code: str
         ("nvlink-down", Severity.WARNING, RecoveryMethod.RESET),
         ("event-stream-lost", Severity.WARNING, RecoveryMethod.WAIT),
         ("scrub-on-free-disabled", Severity.NOTE, RecoveryMethod.OPERATOR),
-        ("heard-of-by-nobody", Severity.WARNING, RecoveryMethod.OPERATOR),
+        ("unknown-code", Severity.WARNING, RecoveryMethod.OPERATOR),
     ],
 )
 def test_driver_condition_has_severity_and_recovery_method_of_the_signal_table(
@@ -110,7 +110,7 @@ def test_counters_without_a_recorded_value_are_noted_only() -> None:
 def test_increased_lifetime_counter_is_a_fault_whatever_was_reloaded_meanwhile() -> None:
     (found,) = lifetime_findings(AGED, {"ecc_uncorrected_aggregate": 5, "retired_pages": 2})
     assert (found.code, found.severity) == ("lifetime-ecc-uncorrected-aggregate", Severity.FAULT)
-    assert found.message.startswith("2 more uncorrected ECC errors")
+    assert found.message.startswith("2 new uncorrected ECC errors")
     assert recovery_method(found.code, POLICY) is RecoveryMethod.RESET
 
 
@@ -164,7 +164,9 @@ CONTEXT = replace(POLICY, error_classes={45: ErrorClass.CONTEXT}, error_notes={4
 
 
 @pytest.mark.parametrize(
-    ("times", "known", "new"), [(1, None, 1), (3, 1, 2), (3, 3, 0), (2, 5, 2)], ids=["first", "more", "none", "anew"]
+    ("times", "known", "new"),
+    [(1, None, 1), (3, 1, 2), (3, 3, 0), (2, 5, 2)],
+    ids=["first", "more", "none", "restarted"],
 )
 def test_xids_since_the_last_recorded_count_are_new_and_a_lower_count_starts_over(
     times: int, known: int | None, new: int

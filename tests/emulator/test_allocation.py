@@ -36,8 +36,8 @@ def device(name: str, health: str = "Healthy") -> api.Device:
     return api.Device(ID=name, health=health)
 
 
-def names(kubelet: Kubelet, *wanted: str) -> list[str]:
-    return [event.name for event in kubelet.events if event.name in wanted]
+def names(kubelet: Kubelet, *expected: str) -> list[str]:
+    return [event.name for event in kubelet.events if event.name in expected]
 
 
 def refused(admitted: EmulatedPod) -> str:
@@ -103,15 +103,15 @@ async def test_refused_allocate_fails_the_pod_permanently(kubelet: Kubelet) -> N
 
 async def test_slow_allocate_delays_every_admission_on_the_node(short_tmp: Path) -> None:
     async with emulated(short_tmp, sync_loop_health=0.001) as kubelet, registered(kubelet, TinyPlugin()) as plugin:
-        asked, answer = asyncio.Event(), asyncio.Event()
+        requested, answer = asyncio.Event(), asyncio.Event()
 
         async def hold(_devices: list[str]) -> None:
-            asked.set()
+            requested.set()
             await answer.wait()
 
         plugin.on_allocate = hold
         slow = kubelet.create(pod("slow"))
-        await asyncio.wait_for(asked.wait(), SOON)
+        await asyncio.wait_for(requested.wait(), SOON)
         without_gpu = kubelet.create(pod("no-gpu", container(gpus=0)))
         await kubelet.wait_until(lambda node: not node.healthy, SOON)
         assert without_gpu.admitted is None
@@ -296,15 +296,15 @@ async def test_pod_that_runs_through_a_kubelet_restart_keeps_its_device(kubelet:
 
 async def test_admission_interrupted_by_a_restart_is_repeated(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"]), "one.sock") as plugin:
-        asked = asyncio.Event()
+        requested = asyncio.Event()
 
         async def hang(_devices: list[str]) -> None:
-            asked.set()
+            requested.set()
             await asyncio.Event().wait()
 
         plugin.on_allocate = hang
         undecided = kubelet.create(pod("p"))
-        await asyncio.wait_for(asked.wait(), SOON)
+        await asyncio.wait_for(requested.wait(), SOON)
         await kubelet.stop()
         assert undecided.admitted is None
         await plugin.stop()

@@ -12,7 +12,7 @@ from scrubber.config.settings import ServiceSettings
 from scrubber.emulator import ContainerSpec, ContainerState, Kubelet, PodPhase, RestartPolicy
 from tests.emulation import RESOURCE, SOON, Refusal, TinyPlugin, container, emulated, pod, register, registered, serving
 
-UNTIL_TOLD = "while [ ! -e die ]; do sleep 0.01; done; rm die"
+UNTIL_DIE_FILE = "while [ ! -e die ]; do sleep 0.01; done; rm die"
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ async def test_pre_start_precedes_every_start_of_init_main_and_restarted_contain
         done = await kubelet.run(pod("p", flaky, init=[container("init", "true")]))
         await done.wait(PodPhase.SUCCEEDED, SOON)
         assert plugin.pre_starts == [["a"]] * 3
-        wanted = ("PreStartContainer", "ContainerStarted")
-        order = [(event.name, event.container) for event in kubelet.events if event.name in wanted]
-        assert order == [(name, each) for each in ("init", "main", "main") for name in wanted]
+        names = ("PreStartContainer", "ContainerStarted")
+        order = [(event.name, event.container) for event in kubelet.events if event.name in names]
+        assert order == [(name, each) for each in ("init", "main", "main") for name in names]
 
 
 async def test_pre_start_is_not_called_for_a_plugin_that_does_not_request_pre_start(kubelet: Kubelet) -> None:
@@ -138,7 +138,7 @@ async def test_restarting_container_fails_closed_while_its_plugin_is_down(
     kubelet: Kubelet,
 ) -> None:
     async with registered(kubelet, TinyPlugin(["a"]), "one.sock") as plugin:
-        running = await kubelet.run(pod("p", container("main", UNTIL_TOLD, restart=RestartPolicy.ALWAYS)))
+        running = await kubelet.run(pod("p", container("main", UNTIL_DIE_FILE, restart=RestartPolicy.ALWAYS)))
         await running.wait(PodPhase.RUNNING, SOON)
         await plugin.stop()
         await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 0, SOON)
@@ -152,7 +152,7 @@ async def test_restarting_container_fails_closed_while_its_plugin_is_down(
 
 async def test_pre_start_is_silently_skipped_after_a_kubelet_restart_until_the_plugin_returns(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
-        running = await kubelet.run(pod("p", container("main", UNTIL_TOLD, restart=RestartPolicy.ALWAYS)))
+        running = await kubelet.run(pod("p", container("main", UNTIL_DIE_FILE, restart=RestartPolicy.ALWAYS)))
         before = await running.wait(PodPhase.RUNNING, SOON)
         await kubelet.restart()
         await kubelet.wait_until(lambda _node: running.active, SOON)
@@ -184,15 +184,15 @@ async def test_start_can_still_fail_after_a_granted_pre_start(kubelet: Kubelet) 
 
 async def test_pod_deleted_during_pre_start_never_starts(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
-        asked, answer = asyncio.Event(), asyncio.Event()
+        requested, answer = asyncio.Event(), asyncio.Event()
 
         async def hold(_devices: list[str]) -> None:
-            asked.set()
+            requested.set()
             await answer.wait()
 
         plugin.on_pre_start = hold
         waiting = await kubelet.run(pod("p"))
-        await asyncio.wait_for(asked.wait(), SOON)
+        await asyncio.wait_for(requested.wait(), SOON)
         deletion = asyncio.create_task(kubelet.delete(waiting))
         await waiting.wait(lambda now: now.deleting, SOON)
         answer.set()

@@ -157,19 +157,21 @@ async def test_cgroup_of_a_leftover_exists_until_the_leftover_ends(short_tmp: Pa
 
 
 async def test_deleted_pod_receives_sigterm_before_sigkill(kubelet: Kubelet) -> None:
-    polite = "trap 'echo asked; exit 0' TERM; touch ready; while true; do sleep 0.01; done"
+    polite = "trap 'echo terminating; exit 0' TERM; touch ready; while true; do sleep 0.01; done"
     running = await kubelet.run(pod("p", container("main", polite, gpus=0)))
     await running.wait(PodPhase.RUNNING, SOON)
     await kubelet.wait_until(lambda _node: (running.container_root("main") / "ready").exists(), SOON)
     await kubelet.delete(running, grace=SOON)
-    assert running.read_log("main") == "asked\n"
+    assert running.read_log("main") == "terminating\n"
 
 
 async def test_sidecars_are_terminated_after_the_main_containers_in_reverse_order(kubelet: Kubelet) -> None:
-    says = "trap 'echo {0} >> {1}/order; exit 0' TERM; touch ready; while true; do sleep 0.01; done"
+    script = "trap 'echo {0} >> {1}/order; exit 0' TERM; touch ready; while true; do sleep 0.01; done"
     place = kubelet.root
-    init = [container(name, says.format(name, place), gpus=0, restart=RestartPolicy.ALWAYS) for name in ("one", "two")]
-    running = await kubelet.run(pod("p", container("main", says.format("main", place), gpus=0), init=init))
+    init = [
+        container(name, script.format(name, place), gpus=0, restart=RestartPolicy.ALWAYS) for name in ("one", "two")
+    ]
+    running = await kubelet.run(pod("p", container("main", script.format("main", place), gpus=0), init=init))
     roots = [running.container_root(name) for name in ("one", "two", "main")]
     await kubelet.wait_until(lambda _node: all((root / "ready").exists() for root in roots), SOON)
     await kubelet.delete(running, grace=SOON)
@@ -177,7 +179,7 @@ async def test_sidecars_are_terminated_after_the_main_containers_in_reverse_orde
 
 
 @pytest.mark.parametrize(
-    ("init", "main", "wanted"),
+    ("init", "main", "expected"),
     [
         pytest.param([("init", 2)], 1, 2, id="an init container that asks for more"),
         pytest.param([("sidecar", 1)], 1, 2, id="a sidecar beside the main container"),
@@ -186,11 +188,11 @@ async def test_sidecars_are_terminated_after_the_main_containers_in_reverse_orde
     ],
 )
 def test_pod_requests_the_maximum_of_its_concurrent_containers(
-    init: list[tuple[str, int]], main: int, wanted: int
+    init: list[tuple[str, int]], main: int, expected: int
 ) -> None:
     restarts = {"init": RestartPolicy.NEVER, "sidecar": RestartPolicy.ALWAYS}
     before = [container(f"c{number}", gpus=gpus, restart=restarts[kind]) for number, (kind, gpus) in enumerate(init)]
-    assert pod("p", container("main", gpus=main), init=before).request(RESOURCE) == wanted
+    assert pod("p", container("main", gpus=main), init=before).request(RESOURCE) == expected
 
 
 async def test_pod_that_does_not_end_is_killed_after_its_grace_period(kubelet: Kubelet) -> None:
@@ -227,15 +229,15 @@ async def test_processes_of_a_force_deleted_pod_end_eventually(kubelet: Kubelet)
 
 async def test_pod_force_deleted_during_container_creation_leaves_nothing(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
-        asked, answer = asyncio.Event(), asyncio.Event()
+        requested, answer = asyncio.Event(), asyncio.Event()
 
         async def hold(_devices: list[str]) -> None:
-            asked.set()
+            requested.set()
             await answer.wait()
 
         plugin.on_pre_start = hold
         starting = await kubelet.run(pod("p"))
-        await asyncio.wait_for(asked.wait(), SOON)
+        await asyncio.wait_for(requested.wait(), SOON)
         await kubelet.delete(starting, force=True)
         answer.set()
         await kubelet.wait_until(lambda _node: not markers.marked_processes({starting.uid}), SOON)
@@ -362,5 +364,5 @@ async def test_wait_timeout_reports_the_current_state(kubelet: Kubelet) -> None:
         await failed.wait(PodPhase.RUNNING, SOON)
     with pytest.raises(TimeoutError, match="did not reach"):
         await failed.wait(lambda now: now.phase is PodPhase.RUNNING, 0.01)
-    with pytest.raises(TimeoutError, match="did not hold"):
+    with pytest.raises(TimeoutError, match="was not met"):
         await kubelet.wait_until(lambda node: node.capacity("x/y") == 1, 0.01)

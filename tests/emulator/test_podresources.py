@@ -59,10 +59,10 @@ async def test_init_containers_are_never_listed_and_sidecars_are(kubelet: Kubele
         sidecar = container("sidecar", restart=RestartPolicy.ALWAYS)
         running = await kubelet.run(pod("p", container("main", gpus=0), init=[sidecar, init]))
         await running.wait(lambda now: now.containers["init"].pid is not None, SOON)
-        told = (await listed(kubelet))["p"]
+        listed_pod = (await listed(kubelet))["p"]
         held_by_init = running.status.containers["init"].device_ids
-        assert sorted(told) == ["main", "sidecar"]
-        assert held_by_init[0] not in [device for ids in told.values() for device in ids]
+        assert sorted(listed_pod) == ["main", "sidecar"]
+        assert held_by_init[0] not in [device for ids in listed_pod.values() for device in ids]
 
 
 async def test_pods_without_devices_are_listed(kubelet: Kubelet) -> None:
@@ -81,8 +81,8 @@ async def test_device_of_two_numa_nodes_has_an_entry_for_each(kubelet: Kubelet) 
         async with pod_resources(kubelet) as client:
             answer = await client.List(lister.ListPodResourcesRequest())
         entries = answer.pod_resources[0].containers[0].devices
-        told = sorted((list(each.device_ids), [node.ID for node in each.topology.nodes]) for each in entries)
-        assert told == [(["a"], [0]), (["a"], [1]), (["b"], [])]
+        listed_pod = sorted((list(each.device_ids), [node.ID for node in each.topology.nodes]) for each in entries)
+        assert listed_pod == [(["a"], [0]), (["a"], [1]), (["b"], [])]
         assert {each.resource_name for each in entries} == {RESOURCE}
 
 
@@ -173,7 +173,7 @@ async def test_allocatable_resources_are_the_healthy_devices_whether_allocated_o
 
 async def test_excess_requests_are_rejected_with_resource_exhausted(short_tmp: Path) -> None:
     async with emulated(short_tmp, pod_resources_per_second=0) as kubelet, pod_resources(kubelet) as client:
-        asked = [client.List(lister.ListPodResourcesRequest()) for _ in range(11)]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        calls = [client.List(lister.ListPodResourcesRequest()) for _ in range(11)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
         refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
         assert [each.code() for each in refused] == [grpc.StatusCode.RESOURCE_EXHAUSTED]

@@ -39,7 +39,7 @@ async def test_kubelet_requests_the_plugins_options_before_answering_register(ku
 
 async def test_registration_without_a_listening_plugin_is_refused(short_tmp: Path) -> None:
     async with emulated(short_tmp, dial_back=0.2) as kubelet:
-        assert "failed to dial device plugin socket" in await refusal(kubelet, "nobody.sock")
+        assert "failed to dial device plugin socket" in await refusal(kubelet, "unserved.sock")
         assert kubelet.capacity(RESOURCE) == 0
 
 
@@ -124,10 +124,10 @@ async def test_kubelet_never_reconnects_by_itself(kubelet: Kubelet) -> None:
         await plugin.stop()
         await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 0, SOON)
         await plugin.serve(kubelet.device_plugins / "same.sock")
-        asked = calls(kubelet).count("GetDevicePluginOptions")
+        calls_before = calls(kubelet).count("GetDevicePluginOptions")
         await register(kubelet, "same.sock")
         await kubelet.wait_until(lambda node: node.allocatable(RESOURCE) == 2, SOON)
-        assert calls(kubelet).count("GetDevicePluginOptions") == asked + 1
+        assert calls(kubelet).count("GetDevicePluginOptions") == calls_before + 1
 
 
 async def test_end_of_an_old_stream_disconnects_the_resources_new_plugin(kubelet: Kubelet) -> None:
@@ -222,7 +222,7 @@ async def test_registry_uses_the_endpoint_named_by_the_plugin(kubelet: Kubelet, 
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("type", "DRAPlugin", "no handler registered for plugin type"),
         ("supported_versions", ["v1"], "is not among plugin supported versions"),
@@ -230,7 +230,7 @@ async def test_registry_uses_the_endpoint_named_by_the_plugin(kubelet: Kubelet, 
     ],
 )
 async def test_refused_registry_plugin_is_notified_of_the_reason(
-    kubelet: Kubelet, field: str, value: object, told: str
+    kubelet: Kubelet, field: str, value: object, message: str
 ) -> None:
     plugin = TinyPlugin()
     plugin.info.ClearField(field)
@@ -238,7 +238,7 @@ async def test_refused_registry_plugin_is_notified_of_the_reason(
     async with serving(plugin, kubelet.plugins_registry / "tiny-reg.sock"):
         await kubelet.wait_until(lambda node: calls(node).count("NotifyRegistrationStatus") >= 2, SOON)
         assert not any(status.plugin_registered for status in plugin.statuses)
-        assert told in plugin.statuses[0].error
+        assert message in plugin.statuses[0].error
         assert kubelet.capacity(RESOURCE) == 0
 
 

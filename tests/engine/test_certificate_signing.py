@@ -17,9 +17,9 @@ from scrubber.domain.policy import Enforcement
 from scrubber.domain.statement import UNSIGNED_FIELDS, sign_certificate, statement
 from scrubber.engine.views import CertificateStatus
 from tests.api.service import CERTIFICATE
-from tests.world.asking import admitted, ask, started
-from tests.world.timeline import in_virtual_time
-from tests.world.world import DEFAULT, World, a_world
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.start_requests import admitted, request_start, started
+from tests.simulation.timeline import in_virtual_time
 
 KEY, ANOTHER = EphemeralKey(), EphemeralKey()
 SIGNED = sign_certificate(CERTIFICATE, KEY.key_id, KEY.sign)
@@ -31,10 +31,10 @@ def is_signed(certificate: Certificate, by: EphemeralKey) -> bool:
     )
 
 
-def all_signed(world: World) -> Iterable[Certificate]:
-    """Return all certificates ever issued in ``world``, as they are stored now; asserts that all are signed."""
-    issued = world.vault.certificates.values()
-    assert [each.id for each in issued if not is_signed(each, world.signer)] == []
+def all_signed(cluster: SimulatedCluster) -> Iterable[Certificate]:
+    """Return all certificates ever issued in ``cluster``, as they are stored now; asserts that all are signed."""
+    issued = cluster.ledger_store.certificates.values()
+    assert [each.id for each in issued if not is_signed(each, cluster.signer)] == []
     return issued
 
 
@@ -79,14 +79,14 @@ def test_change_of_any_signed_field_invalidates_the_signature(name: str) -> None
 
 @in_virtual_time
 async def test_slow_and_fast_certificates_verify_whether_consumed_or_unused() -> None:
-    async with a_world(devices=2) as world:
-        tenant = await started(world)
-        await world.run(3.0)
-        world.kubelet.exit(tenant, again=True)
-        await world.until(lambda: tenant.starts == 2)
-        world.kubelet.delete(tenant)
-        await world.until(world.settled)
-        issued = list(all_signed(world))
+    async with simulated_cluster(devices=2) as cluster:
+        tenant = await started(cluster)
+        await cluster.run(3.0)
+        cluster.kubelet.exit(tenant, again=True)
+        await cluster.until(lambda: tenant.starts == 2)
+        cluster.kubelet.delete(tenant)
+        await cluster.until(cluster.settled)
+        issued = list(all_signed(cluster))
         kinds = {(each.path, each.next_grant is not None) for each in issued}
         assert kinds == {(PathKind.SLOW, False), (PathKind.SLOW, True), (PathKind.FAST, True)}
         assert any(each.rests_on is not None for each in issued)
@@ -94,51 +94,51 @@ async def test_slow_and_fast_certificates_verify_whether_consumed_or_unused() ->
 
 @in_virtual_time
 async def test_certificate_issued_under_an_observing_policy_is_signed_and_names_the_uncleared_memory() -> None:
-    async with a_world(devices=1, policy=replace(DEFAULT, enforcement=Enforcement.OBSERVE)) as world:
-        world.gpu().xids[79] = 1
-        world.signal(0)
-        await world.until(lambda: not world.record().advertised)
-        (granted,) = await ask(world, await admitted(world))
+    async with simulated_cluster(devices=1, policy=replace(DEFAULT, enforcement=Enforcement.OBSERVE)) as cluster:
+        cluster.gpu().xids[79] = 1
+        cluster.signal(0)
+        await cluster.until(lambda: not cluster.record().advertised)
+        (granted,) = await request_start(cluster, await admitted(cluster))
         assert granted.basis is Basis.OBSERVE_MODE
-        fast = {each.id: each for each in all_signed(world)}[granted.certificate or ""]
-        assert "memory: left as it was, because the policy only observes" in fast.not_covered
+        fast = {each.id: each for each in all_signed(cluster)}[granted.certificate or ""]
+        assert "memory: not cleared, because the policy is in observe mode" in fast.not_covered
 
 
 @in_virtual_time
 async def test_certificates_after_a_recovery_and_after_an_operator_reset_are_signed() -> None:
-    async with a_world(devices=1) as world:
-        world.gpu().came(95)
-        world.signal(0)
-        await world.until(lambda: world.gpu().resets == 1)
-        await world.until(lambda: world.record().advertised and world.settled())
-        _ = [each async for each in world.node.actions.reset("0", "hangs", "uid:1000")]
-        assert [each.covered.count("reset: done") for each in all_signed(world)].count(1) == 2
+    async with simulated_cluster(devices=1) as cluster:
+        cluster.gpu().report_xid(95)
+        cluster.signal(0)
+        await cluster.until(lambda: cluster.gpu().resets == 1)
+        await cluster.until(lambda: cluster.record().advertised and cluster.settled())
+        _ = [each async for each in cluster.node.actions.reset("0", "hangs", "uid:1000")]
+        assert [each.covered.count("reset: done") for each in all_signed(cluster)].count(1) == 2
 
 
 @in_virtual_time
 async def test_certificate_on_the_device_record_equals_the_stored_certificate() -> None:
-    async with a_world(devices=1) as world:
-        certificate = world.record().certificate
+    async with simulated_cluster(devices=1) as cluster:
+        certificate = cluster.record().certificate
         assert certificate is not None
-        assert is_signed(certificate, world.signer)
-        assert world.vault.certificates[certificate.id] == certificate
+        assert is_signed(certificate, cluster.signer)
+        assert cluster.ledger_store.certificates[certificate.id] == certificate
 
 
 @in_virtual_time
 async def test_service_with_another_key_signs_with_that_key_and_logs_the_key_at_its_start() -> None:
-    async with a_world(devices=1) as world:
-        before, old = world.record().certificate, world.signer
+    async with simulated_cluster(devices=1) as cluster:
+        before, old = cluster.record().certificate, cluster.signer
         assert before is not None
-        world.kill()
-        world.signer = EphemeralKey()
-        await world.start_service()
-        await world.until(world.settled)
-        after = world.record().certificate
+        cluster.kill()
+        cluster.signer = EphemeralKey()
+        await cluster.start_service()
+        await cluster.until(cluster.settled)
+        after = cluster.record().certificate
         assert after is not None
-        assert is_signed(after, world.signer)
-        assert is_signed(world.vault.certificates[before.id], old)
-        starts = [event.fields["key_id"] for event in world.vault.events if event.name == "service.started"]
-        assert starts == [old.key_id, world.signer.key_id]
+        assert is_signed(after, cluster.signer)
+        assert is_signed(cluster.ledger_store.certificates[before.id], old)
+        starts = [event.fields["key_id"] for event in cluster.ledger_store.events if event.name == "service.started"]
+        assert starts == [old.key_id, cluster.signer.key_id]
 
 
 # -- query by id -------------------------------------------------------------------------------------------------------
@@ -146,42 +146,42 @@ async def test_service_with_another_key_signs_with_that_key_and_logs_the_key_at_
 
 @in_virtual_time
 async def test_certificate_is_returned_with_its_status() -> None:
-    async with a_world(devices=1) as world:
-        first = world.record().certificate
+    async with simulated_cluster(devices=1) as cluster:
+        first = cluster.record().certificate
         assert first is not None
-        assert (await world.node.certificate(first.id)).status is CertificateStatus.UNUSED
-        (granted,) = await ask(world, await admitted(world))
+        assert (await cluster.node.certificate(first.id)).status is CertificateStatus.UNUSED
+        (granted,) = await request_start(cluster, await admitted(cluster))
         for name in (first.id, granted.certificate or ""):
-            found = await world.node.certificate(name)
+            found = await cluster.node.certificate(name)
             assert (found.certificate.id, found.status) == (name, CertificateStatus.CONSUMED)
-            assert is_signed(found.certificate, world.signer)
+            assert is_signed(found.certificate, cluster.signer)
 
 
 @in_virtual_time
 async def test_unused_certificate_replaced_by_a_newer_one_is_voided() -> None:
-    async with a_world(devices=1) as world:
-        first = world.record().certificate
+    async with simulated_cluster(devices=1) as cluster:
+        first = cluster.record().certificate
         assert first is not None
-        assert world.service is not None
-        await world.service.scrub(world.gpu().id)
-        assert (await world.node.certificate(first.id)).status is CertificateStatus.VOIDED
+        assert cluster.service is not None
+        await cluster.service.scrub(cluster.gpu().id)
+        assert (await cluster.node.certificate(first.id)).status is CertificateStatus.VOIDED
 
 
 @in_virtual_time
 async def test_certificate_of_an_earlier_service_is_voided_and_still_verifies() -> None:
-    async with a_world(devices=1) as world:
-        first = world.record().certificate
+    async with simulated_cluster(devices=1) as cluster:
+        first = cluster.record().certificate
         assert first is not None
-        world.kill()
-        await world.start_service()
-        await world.until(world.settled)
-        found = await world.node.certificate(first.id)
-        assert (found.status, is_signed(found.certificate, world.signer)) == (CertificateStatus.VOIDED, True)
+        cluster.kill()
+        await cluster.start_service()
+        await cluster.until(cluster.settled)
+        found = await cluster.node.certificate(first.id)
+        assert (found.status, is_signed(found.certificate, cluster.signer)) == (CertificateStatus.VOIDED, True)
 
 
 @pytest.mark.parametrize("name", ["", "cert-9.9", "GPU-0000", "x" * 10_000])
 @in_virtual_time
 async def test_request_for_an_unknown_certificate_is_refused(name: str) -> None:
-    async with a_world(devices=1) as world:
+    async with simulated_cluster(devices=1) as cluster:
         with pytest.raises(InvalidRequest, match="has no certificate"):
-            await world.node.certificate(name)
+            await cluster.node.certificate(name)

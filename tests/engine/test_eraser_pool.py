@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from scrubber.engine.eraser_pool import EraserPool
-from tests.world.timeline import in_virtual_time
+from tests.simulation.timeline import in_virtual_time
 
 
 class Line:
@@ -42,7 +42,7 @@ class Line:
         self.leave[name].set()
         await asyncio.sleep(0.01)
 
-    async def everybody_done(self) -> None:
+    async def wait_until_done(self) -> None:
         for name in list(self.tasks):
             await self.done(name)
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
@@ -54,7 +54,7 @@ async def test_eraser_pool_never_runs_more_erasers_than_slots() -> None:
     for name in "abcde":
         await line.join(name)
     assert line.order == ["a", "b"]
-    await line.everybody_done()
+    await line.wait_until_done()
     assert sorted(line.order) == list("abcde")
     assert line.most == 2
 
@@ -66,7 +66,7 @@ async def test_free_eraser_slot_goes_to_the_oldest_waiter() -> None:
         await line.join(name)
     await line.done("a")
     assert line.order == ["a", "b"]
-    await line.everybody_done()
+    await line.wait_until_done()
 
 
 @in_virtual_time
@@ -77,7 +77,7 @@ async def test_free_eraser_slot_goes_to_an_urgent_scrub_before_older_ones() -> N
     line.urgent |= {"c", "d"}
     await line.done("a")
     assert line.order == ["a", "c"]
-    await line.everybody_done()
+    await line.wait_until_done()
 
 
 @in_virtual_time
@@ -89,7 +89,7 @@ async def test_urgency_of_a_scrub_is_evaluated_when_an_eraser_slot_becomes_free(
     line.urgent.remove("c")
     await line.done("a")
     assert line.order == ["a", "b"]
-    await line.everybody_done()
+    await line.wait_until_done()
 
 
 @in_virtual_time
@@ -100,7 +100,7 @@ async def test_cancelled_waiter_for_an_eraser_slot_is_skipped() -> None:
     line.tasks["b"].cancel()
     await line.done("a")
     assert line.order == ["a", "c"]
-    await line.everybody_done()
+    await line.wait_until_done()
 
 
 @in_virtual_time
@@ -113,7 +113,7 @@ async def test_eraser_slot_given_to_a_waiter_that_is_cancelled_at_that_moment_is
     line.tasks["b"].cancel()
     await asyncio.sleep(0.01)
     assert line.order == ["a", "c"]
-    await line.everybody_done()
+    await line.wait_until_done()
 
 
 @in_virtual_time

@@ -15,11 +15,11 @@ from scrubber.domain.policy import Limits, UnauthorizedUseAction
 from scrubber.domain.record import Grant
 from scrubber.domain.states import Health, Hygiene
 from scrubber.domain.usage import UseKind, classify_use, may_be_killed
-from tests.world.asking import admitted, ask, started
-from tests.world.kubelet import Tenant
-from tests.world.matter import Proc
-from tests.world.timeline import in_virtual_time
-from tests.world.world import DEFAULT, World, a_world
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.process_table import Proc
+from tests.simulation.start_requests import admitted, request_start, started
+from tests.simulation.timeline import in_virtual_time
 
 END = replace(
     DEFAULT, unauthorized_use=UnauthorizedUseAction.KILL, limits=replace(Limits(), leftover_grace_period=10.0)
@@ -27,26 +27,26 @@ END = replace(
 QUARANTINE = replace(DEFAULT, unauthorized_use=UnauthorizedUseAction.QUARANTINE)
 
 
-def intruder(world: World, pod: str | None = None, device: int = 0) -> Proc:
+def intruder(cluster: SimulatedCluster, pod: str | None = None, device: int = 0) -> Proc:
     """Start a process that opens a device without a grant: one of the host, or of a (privileged) pod."""
-    gpu = world.gpu(device).id
+    gpu = cluster.gpu(device).id
     container = f"{pod}/other#1" if pod else "host/miner#1"
-    proc = world.matter.start(pod, container, f"x/{container}", mounted=frozenset({gpu}))
-    world.matter.open(proc, gpu)
+    proc = cluster.process_table.start(pod, container, f"x/{container}", mounted=frozenset({gpu}))
+    cluster.process_table.open(proc, gpu)
     return proc
 
 
-def told(world: World, name: str = "unauthorized.use.detected") -> int:
-    assert world.journal is not None
-    return sum(event.name == name for event in world.journal.events)
+def logged_count(cluster: SimulatedCluster, name: str = "unauthorized.use.detected") -> int:
+    assert cluster.journal is not None
+    return sum(event.name == name for event in cluster.journal.events)
 
 
-async def restarted(world: World, tenant: Tenant) -> Grant:
+async def restarted(cluster: SimulatedCluster, tenant: Tenant) -> Grant:
     """Restart the tenant's container and return the grant of that start."""
     starts = tenant.starts
-    world.kubelet.exit(tenant, again=True)
-    await world.until(lambda: tenant.starts > starts)
-    grant = world.record().last_grant
+    cluster.kubelet.exit(tenant, again=True)
+    await cluster.until(lambda: tenant.starts > starts)
+    grant = cluster.record().last_grant
     assert grant is not None
     return grant
 
@@ -57,45 +57,45 @@ async def restarted(world: World, tenant: Tenant) -> Grant:
 @in_virtual_time
 async def test_unauthorized_use_voids_exclusive_use_although_similar_use_was_logged_a_moment_ago() -> None:
     """A host process shows itself first, so that the next one, within the minute, is not logged as new."""
-    async with a_world(devices=1) as world:
-        decoy = intruder(world)
-        await world.run(2.0)
-        world.matter.end(decoy)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
-        tenant = await started(world)
-        proc = intruder(world)
-        await world.run(2.0)
-        assert told(world) == 2
-        assert not world.record().exclusive_use
-        assert world.record().contaminated
-        world.matter.end(proc)
-        assert (await restarted(world, tenant)).basis is Basis.CERTIFICATE
+    async with simulated_cluster(devices=1) as cluster:
+        decoy = intruder(cluster)
+        await cluster.run(2.0)
+        cluster.process_table.end(decoy)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+        tenant = await started(cluster)
+        proc = intruder(cluster)
+        await cluster.run(2.0)
+        assert logged_count(cluster) == 2
+        assert not cluster.record().exclusive_use
+        assert cluster.record().contaminated
+        cluster.process_table.end(proc)
+        assert (await restarted(cluster, tenant)).basis is Basis.CERTIFICATE
 
 
 @in_virtual_time
 async def test_unauthorized_use_that_could_not_be_stored_is_recorded_once_the_disk_has_room() -> None:
-    async with a_world(devices=1) as world:
-        tenant = await started(world)
-        world.vault.refuses = "the disk is full"
-        intruder(world)
-        await world.run(3.0)
-        world.vault.refuses = None
-        await world.run(2.0)
-        assert told(world) == 1
-        assert world.record().contaminated
+    async with simulated_cluster(devices=1) as cluster:
+        tenant = await started(cluster)
+        cluster.ledger_store.refuses = "the disk is full"
+        intruder(cluster)
+        await cluster.run(3.0)
+        cluster.ledger_store.refuses = None
+        await cluster.run(2.0)
+        assert logged_count(cluster) == 1
+        assert cluster.record().contaminated
         assert tenant.running
 
 
 @in_virtual_time
 async def test_unauthorized_use_that_could_not_be_stored_voids_the_certificate_after_the_use_has_ended() -> None:
-    async with a_world(devices=1) as world:
-        world.vault.refuses = "the disk is full"
-        proc = intruder(world)
-        world.matter.write(proc, world.gpu().id)
-        await world.run(3.0)
-        world.matter.end(proc)
-        world.vault.refuses = None
-        await started(world)
+    async with simulated_cluster(devices=1) as cluster:
+        cluster.ledger_store.refuses = "the disk is full"
+        proc = intruder(cluster)
+        cluster.process_table.write(proc, cluster.gpu().id)
+        await cluster.run(3.0)
+        cluster.process_table.end(proc)
+        cluster.ledger_store.refuses = None
+        await started(cluster)
 
 
 @pytest.mark.parametrize("look", [1, 2], ids=["by-the-checks", "by-the-look-before-the-grant"])
@@ -104,26 +104,26 @@ def test_brief_use_found_while_a_grant_is_prepared_voids_the_certificate(
 ) -> None:
     @in_virtual_time
     async def use_it() -> None:
-        async with a_world(devices=1) as world:
-            assert world.service is not None
-            holders, looks = world.service.dependencies.holders, count(1)
-            tenant = await admitted(world)
-            await world.run(1.2 - world.clock.monotonic() % 1.0)  # the usage check has just run
-            asked = holders.is_held
+        async with simulated_cluster(devices=1) as cluster:
+            assert cluster.service is not None
+            holders, looks = cluster.service.dependencies.holders, count(1)
+            tenant = await admitted(cluster)
+            await cluster.run(1.2 - cluster.clock.monotonic() % 1.0)  # the usage check has just run
+            is_held = holders.is_held
 
             async def held(device: Device) -> bool:
                 if next(looks) != look:
-                    return await asked(device)
-                proc = intruder(world)
-                world.matter.write(proc, device.id)
-                found = await asked(device)
-                world.matter.end(proc)
+                    return await is_held(device)
+                proc = intruder(cluster)
+                cluster.process_table.write(proc, device.id)
+                found = await is_held(device)
+                cluster.process_table.end(proc)
                 return found
 
             holders.is_held = held  # type: ignore[method-assign]
-            await ask(world, tenant)
+            await request_start(cluster, tenant)
             assert next(looks) > 3
-            assert world.gpu().cells == [""] * 4
+            assert cluster.gpu().cells == [""] * 4
 
     use_it()
 
@@ -134,41 +134,41 @@ def test_brief_use_found_while_a_grant_is_prepared_voids_the_certificate(
 @in_virtual_time
 async def test_unauthorized_pod_that_passes_the_device_between_processes_is_killed() -> None:
     """No process of the pod lives as long as the grace period."""
-    async with a_world(policy=END) as world:
-        other = await started(world, "acme", "train-1", 1)
-        proc = intruder(world, other.uid)
-        waiting = await world.admit("acme", "train-0")
+    async with simulated_cluster(policy=END) as cluster:
+        other = await started(cluster, "acme", "train-1", 1)
+        proc = intruder(cluster, other.uid)
+        waiting = await cluster.admit("acme", "train-0")
         assert waiting is not None
         for _ in range(20):
-            await world.run(6.0)
+            await cluster.run(6.0)
             if not proc.alive:
                 break
-            heir = intruder(world, other.uid)
-            world.matter.end(proc)
+            heir = intruder(cluster, other.uid)
+            cluster.process_table.end(proc)
             proc = heir
         assert not proc.alive
         assert other.first is not None
         assert other.first.alive
-        await world.until(lambda: waiting.running, within=100.0)
+        await cluster.until(lambda: waiting.running, within=100.0)
 
 
 @in_virtual_time
 async def test_unauthorized_process_that_keeps_changing_its_name_is_logged_once() -> None:
-    async with a_world(devices=1) as world:
-        await started(world)
-        proc = intruder(world)
+    async with simulated_cluster(devices=1) as cluster:
+        await started(cluster)
+        proc = intruder(cluster)
         for number in range(250):
             proc.command = f"kworker/{number}"
-            await world.run(0.01)
-        assert told(world) == 1
+            await cluster.run(0.01)
+        assert logged_count(cluster) == 1
 
 
 @in_virtual_time
 async def test_more_unauthorized_processes_than_the_service_remembers_are_all_killed() -> None:
-    async with a_world(policy=END) as world:
-        other = await started(world, "acme", "train-1", 1)
-        crowd = [intruder(world, other.uid) for _ in range(1100)]
-        await world.run(40.0)
+    async with simulated_cluster(policy=END) as cluster:
+        other = await started(cluster, "acme", "train-1", 1)
+        crowd = [intruder(cluster, other.uid) for _ in range(1100)]
+        await cluster.run(40.0)
         assert not any(proc.alive for proc in crowd)
 
 
@@ -177,27 +177,27 @@ async def test_more_unauthorized_processes_than_the_service_remembers_are_all_ki
 
 @in_virtual_time
 async def test_unkillable_unauthorized_processes_do_not_void_the_certificate_of_another_device() -> None:
-    async with a_world(devices=3, policy=END) as world:
-        other = await started(world, "acme", "train-1", 1)
-        before = world.record(2).certificate
+    async with simulated_cluster(devices=3, policy=END) as cluster:
+        other = await started(cluster, "acme", "train-1", 1)
+        before = cluster.record(2).certificate
         assert before is not None
         for _ in range(10):
-            intruder(world, other.uid).killable = False
-        await world.run(120.0)
-        assert world.record(2).certificate == before
+            intruder(cluster, other.uid).killable = False
+        await cluster.run(120.0)
+        assert cluster.record(2).certificate == before
 
 
 @in_virtual_time
 async def test_device_with_recurring_unauthorized_use_is_never_condemned() -> None:
     """A process that may open a device must not be able to force an operator to intervene."""
-    async with a_world(devices=1, policy=QUARANTINE) as world:
+    async with simulated_cluster(devices=1, policy=QUARANTINE) as cluster:
         for _ in range(8):
-            proc = intruder(world)
-            await world.until(lambda: world.record().health is Health.QUARANTINED, within=3.0)
-            world.matter.end(proc)
-            await world.until(lambda: world.record().health is Health.PROBATION, within=4000.0)
-        assert world.record().health is not Health.CONDEMNED
-        await world.until(lambda: world.record().health is Health.HEALTHY, within=4000.0)
+            proc = intruder(cluster)
+            await cluster.until(lambda: cluster.record().health is Health.QUARANTINED, within=3.0)
+            cluster.process_table.end(proc)
+            await cluster.until(lambda: cluster.record().health is Health.PROBATION, within=4000.0)
+        assert cluster.record().health is not Health.CONDEMNED
+        await cluster.until(lambda: cluster.record().health is Health.HEALTHY, within=4000.0)
 
 
 # -- adoption during other operations ----------------------------------------------------------------------------------
@@ -206,15 +206,15 @@ async def test_device_with_recurring_unauthorized_use_is_never_condemned() -> No
 @in_virtual_time
 async def test_pod_found_during_a_scrub_is_not_adopted() -> None:
     """A scrub may begin between the check that found the pod and its adoption."""
-    async with a_world(devices=1) as world:
-        world.gpu().slow = 30.0
-        job = await world.controller().scrubs.start(ScrubTrigger.ON_DEMAND)
-        await world.until(lambda: bool(world.erasers.running))
+    async with simulated_cluster(devices=1) as cluster:
+        cluster.gpu().slow = 30.0
+        job = await cluster.controller().scrubs.start(ScrubTrigger.ON_DEMAND)
+        await cluster.until(lambda: bool(cluster.erasers.running))
         pod = Pod("acme", "sudden-0", "uid-7")
-        await world.controller().occupancy.adopt(Assignment(pod, "main", frozenset({world.gpu().id})))
-        assert world.record().hygiene is Hygiene.SCRUBBING
-        assert world.record().open_grants == ()
-        world.gpu().slow = 1.0
+        await cluster.controller().occupancy.adopt(Assignment(pod, "main", frozenset({cluster.gpu().id})))
+        assert cluster.record().hygiene is Hygiene.SCRUBBING
+        assert cluster.record().open_grants == ()
+        cluster.gpu().slow = 1.0
         await job.wait_without_urgency()
 
 
@@ -241,28 +241,28 @@ def test_unauthorized_pod_on_a_granted_device_is_not_killed_while_the_kubelets_l
 
 @in_virtual_time
 async def test_unauthorized_process_is_not_killed_by_a_kubelet_list_older_than_the_process_was_observed() -> None:
-    async with a_world(policy=END) as world:
-        assert world.service is not None
-        pods = world.node.pods
-        other = await started(world, "acme", "train-1", 1)
+    async with simulated_cluster(policy=END) as cluster:
+        assert cluster.service is not None
+        pods = cluster.node.pods
+        other = await started(cluster, "acme", "train-1", 1)
         old = pods.reading
-        proc = intruder(world, other.uid)
-        world.kubelet.delay = 1000.0
+        proc = intruder(cluster, other.uid)
+        cluster.kubelet.delay = 1000.0
         for _ in range(60):
-            await world.run(0.5)
+            await cluster.run(0.5)
             pods.reading = old
         assert proc.alive
 
 
 @in_virtual_time
 async def test_unauthorized_pod_takes_no_device_out_of_service_while_the_kubelets_list_cannot_be_read() -> None:
-    async with a_world(policy=QUARANTINE) as world:
-        other = await started(world, "acme", "train-1", 1)
-        await started(world)
-        world.kubelet.trust = Trust.UNREADABLE
-        intruder(world, other.uid)
-        await world.run(5.0)
-        assert told(world) == 1
-        assert world.record().health is Health.HEALTHY
-        world.kubelet.trust = Trust.TRUSTED
-        await world.until(lambda: world.record().health is Health.QUARANTINED, within=3.0)
+    async with simulated_cluster(policy=QUARANTINE) as cluster:
+        other = await started(cluster, "acme", "train-1", 1)
+        await started(cluster)
+        cluster.kubelet.trust = Trust.UNREADABLE
+        intruder(cluster, other.uid)
+        await cluster.run(5.0)
+        assert logged_count(cluster) == 1
+        assert cluster.record().health is Health.HEALTHY
+        cluster.kubelet.trust = Trust.TRUSTED
+        await cluster.until(lambda: cluster.record().health is Health.QUARANTINED, within=3.0)

@@ -19,19 +19,19 @@ from scrubber.domain.evidence import (
 from scrubber.domain.states import Hygiene
 from scrubber.engine import events
 from scrubber.ports.record import Event
-from tests.world.asking import admitted, answered, ask, started
-from tests.world.timeline import in_virtual_time
-from tests.world.world import World, a_world
+from tests.simulation.cluster import SimulatedCluster, simulated_cluster
+from tests.simulation.start_requests import admitted, refusal_of, request_start, started
+from tests.simulation.timeline import in_virtual_time
 
 
-def told(world: World, name: str = "residue.unexplained") -> list[Event]:
+def logged(cluster: SimulatedCluster, name: str = "residue.unexplained") -> list[Event]:
     """Return the audit events of that name."""
-    return [event for event in world.vault.events if event.name == name]
+    return [event for event in cluster.ledger_store.events if event.name == name]
 
 
-def records(world: World, path: PathKind) -> list[ScrubRecord]:
-    assert world.journal is not None
-    return [each for each in world.journal.scrubs if each.path is path]
+def records(cluster: SimulatedCluster, path: PathKind) -> list[ScrubRecord]:
+    assert cluster.journal is not None
+    return [each for each in cluster.journal.scrubs if each.path is path]
 
 
 # -- residue -----------------------------------------------------------------------------------------------------------
@@ -39,37 +39,37 @@ def records(world: World, path: PathKind) -> list[ScrubRecord]:
 
 @in_virtual_time
 async def test_residue_on_a_device_that_was_not_granted_since_its_certificate_is_logged_as_unexplained() -> None:
-    async with a_world(1) as world:
-        proved = world.record().certificate
+    async with simulated_cluster(1) as cluster:
+        proved = cluster.record().certificate
         assert proved is not None
-        world.gpu().cells[0] = "nobody's"
-        news = [each async for each in world.node.actions.scrub(world.gpu().id, PathKind.SLOW, "uid:0")]
-        (event,) = told(world)
-        assert [each.unexplained_residue for each in news if each.unexplained_residue] == [event.fields["message"]]
-        assert news[-1].unexplained_residue, "whoever ordered the scrub is told with its end"
-        assert event.device == world.gpu().id
+        cluster.gpu().cells[0] = "unknown"
+        updates = [each async for each in cluster.node.actions.scrub(cluster.gpu().id, PathKind.SLOW, "uid:0")]
+        (event,) = logged(cluster)
+        assert [each.unexplained_residue for each in updates if each.unexplained_residue] == [event.fields["message"]]
+        assert updates[-1].unexplained_residue, "the last update reports it to the operator who requested the scrub"
+        assert event.device == cluster.gpu().id
         assert event.fields["certificate"] == proved.id
         assert event.fields["residue_bytes"]
-        assert event.scrub == records(world, PathKind.SLOW)[-1].id
-        assert world.journal is not None
-        assert event in world.journal.events
+        assert event.scrub == records(cluster, PathKind.SLOW)[-1].id
+        assert cluster.journal is not None
+        assert event in cluster.journal.events
 
 
 @in_virtual_time
 async def test_residue_of_a_tenant_is_not_logged_as_unexplained() -> None:
-    async with a_world(1) as world:
-        tenant = await started(world)
-        world.kubelet.delete(tenant)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
-        assert any(each.measurement(Step.MEMORY, "residue_bytes") for each in records(world, PathKind.SLOW))
-        assert told(world) == []
+    async with simulated_cluster(1) as cluster:
+        tenant = await started(cluster)
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+        assert any(each.measurement(Step.MEMORY, "residue_bytes") for each in records(cluster, PathKind.SLOW))
+        assert logged(cluster) == []
 
 
 @in_virtual_time
 async def test_scrub_of_a_clean_device_without_residue_reports_no_unexplained_residue() -> None:
-    async with a_world(1) as world:
-        news = [each async for each in world.node.actions.scrub(world.gpu().id, PathKind.SLOW, "uid:0")]
-        assert (told(world), news[-1].unexplained_residue) == ([], "")
+    async with simulated_cluster(1) as cluster:
+        updates = [each async for each in cluster.node.actions.scrub(cluster.gpu().id, PathKind.SLOW, "uid:0")]
+        assert (logged(cluster), updates[-1].unexplained_residue) == ([], "")
 
 
 CERTIFICATE = Certificate(
@@ -99,23 +99,23 @@ def test_residue_on_a_device_without_a_certificate_is_not_unexplained() -> None:
 
 @in_virtual_time
 async def test_every_scrub_and_every_hand_over_check_reaches_the_journal_once_stored() -> None:
-    async with a_world(1) as world:
-        (first,) = records(world, PathKind.SLOW)
+    async with simulated_cluster(1) as cluster:
+        (first,) = records(cluster, PathKind.SLOW)
         assert first.outcome is Outcome.PASSED
         assert first.steps[0].step is Step.HOLDERS
-        await started(world)
-        (check,) = records(world, PathKind.FAST)
+        await started(cluster)
+        (check,) = records(cluster, PathKind.FAST)
         assert {step.step for step in check.steps} == {Step.HOLDERS, Step.SETTINGS, Step.HEALTH}
-        (granted,) = told(world, "handover.granted")
+        (granted,) = logged(cluster, "handover.granted")
         assert granted.scrub == check.id
 
 
 @in_virtual_time
 async def test_reset_step_records_the_reset_method() -> None:
-    async with a_world(1) as world:
-        async for _ in world.node.actions.reset("0", "hangs", "uid:0"):
+    async with simulated_cluster(1) as cluster:
+        async for _ in cluster.node.actions.reset("0", "hangs", "uid:0"):
             pass
-        (step,) = (step for step in records(world, PathKind.SLOW)[-1].steps if step.step is Step.RESET)
+        (step,) = (step for step in records(cluster, PathKind.SLOW)[-1].steps if step.step is Step.RESET)
         assert step.measured["method"]
 
 
@@ -124,51 +124,51 @@ async def test_reset_step_records_the_reset_method() -> None:
 
 @in_virtual_time
 async def test_waiting_starts_are_counted_until_they_end_or_are_cancelled() -> None:
-    async with a_world(1) as world:
-        await started(world)
-        assert world.node.waiting_starts == 0
-        call = ask(world, await admitted(world), wait=5.0)
-        await world.run(1.0)
-        assert world.node.waiting_starts == 1
-        await answered(call)
-        assert world.node.waiting_starts == 0
-        given_up = ask(world, await admitted(world, name="serve-1"), wait=5.0)
-        await world.run(1.0)
+    async with simulated_cluster(1) as cluster:
+        await started(cluster)
+        assert cluster.node.waiting_starts == 0
+        call = request_start(cluster, await admitted(cluster), wait=5.0)
+        await cluster.run(1.0)
+        assert cluster.node.waiting_starts == 1
+        await refusal_of(call)
+        assert cluster.node.waiting_starts == 0
+        given_up = request_start(cluster, await admitted(cluster, name="serve-1"), wait=5.0)
+        await cluster.run(1.0)
         given_up.cancel()
-        await world.run(0.1)
-        assert world.node.waiting_starts == 0
+        await cluster.run(0.1)
+        assert cluster.node.waiting_starts == 0
 
 
 @in_virtual_time
 async def test_kubelet_restarts_are_counted() -> None:
-    async with a_world(1) as world:
-        assert world.node.kubelet_restarts == 0
+    async with simulated_cluster(1) as cluster:
+        assert cluster.node.kubelet_restarts == 0
         for times in (1, 2):
-            world.kubelet.starts += 1
-            await world.until(lambda times=times: world.node.kubelet_restarts == times, within=30.0)  # type: ignore[misc]
+            cluster.kubelet.starts += 1
+            await cluster.until(lambda times=times: cluster.node.kubelet_restarts == times, within=30.0)  # type: ignore[misc]
 
 
 @in_virtual_time
 async def test_eraser_pool_reports_busy_slots_and_waiting_scrubs() -> None:
-    async with a_world(4) as world:
-        slots = world.node.devices.eraser_pool
+    async with simulated_cluster(4) as cluster:
+        slots = cluster.node.devices.eraser_pool
         size = slots.free
         assert (slots.busy, slots.waiting) == (0, 0)
-        for each in world.matter.gpus.values():
+        for each in cluster.process_table.gpus.values():
             each.slow = 100.0
         for number in range(4):
-            await world.controller(number).scrubs.start(ScrubTrigger.ON_DEMAND)
-        await world.until(lambda: slots.busy == size and slots.waiting == 4 - size)
+            await cluster.controller(number).scrubs.start(ScrubTrigger.ON_DEMAND)
+        await cluster.until(lambda: slots.busy == size and slots.waiting == 4 - size)
         assert slots.free == 0
-        for each in world.matter.gpus.values():
+        for each in cluster.process_table.gpus.values():
             each.slow = 1.0
 
 
 def test_process_killed_as_unauthorized_is_not_attributed_to_the_tenant_that_had_the_device() -> None:
-    stranger = Finding(
+    unauthorized_finding = Finding(
         Step.HOLDERS, "unauthorized-process-killed", Severity.NOTE, "It was ended.", {"pid": 7, "pod_uid": "uid-2"}
     )
-    record = of_steps(StepResult(Step.HOLDERS, Verdict.PASSED, 1.0, (stranger,)))
+    record = of_steps(StepResult(Step.HOLDERS, Verdict.PASSED, 1.0, (unauthorized_finding,)))
     ended, finished = events.scrub_finished(record, None, "acme")
     assert (ended.name, ended.fields) == (
         "unauthorized.process.killed",

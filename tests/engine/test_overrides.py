@@ -12,10 +12,10 @@ from scrubber.domain.errors import Quarantined
 from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.policy import Enforcement, Limits, Policy, PolicyOverride, RequiredProof, ResetMode
 from scrubber.domain.states import Health, Hygiene
-from tests.world.asking import admitted, answered, ask, started
-from tests.world.sharing import RESOURCE, a_shared_world
-from tests.world.timeline import in_virtual_time
-from tests.world.world import DEFAULT, World
+from tests.simulation.cluster import DEFAULT, SimulatedCluster
+from tests.simulation.sharing import RESOURCE, shared_device_cluster
+from tests.simulation.start_requests import admitted, refusal_of, request_start, started
+from tests.simulation.timeline import in_virtual_time
 
 OTHER_MODEL, LAB = "Another Two", "example.com/lab"
 OBSERVE = replace(DEFAULT, name="default/watched", digest="sha256:watched", enforcement=Enforcement.OBSERVE)
@@ -40,35 +40,35 @@ def by_resource(policy: Policy, resource: str = LAB) -> Policy:
 
 
 @asynccontextmanager
-async def a_mixed_world(policy: Policy) -> AsyncIterator[World]:
+async def mixed_cluster(policy: Policy) -> AsyncIterator[SimulatedCluster]:
     """Provide device 0 of the usual model and device 1 of another one."""
-    world = World(2, policy)
-    world.gpu(1).device = replace(world.gpu(1).device, model=OTHER_MODEL)
+    cluster = SimulatedCluster(2, policy)
+    cluster.gpu(1).device = replace(cluster.gpu(1).device, model=OTHER_MODEL)
     try:
-        await world.start_service()
-        await world.until(world.settled)
-        yield world
-        world.look()
-        assert world.laws.breaches == []
+        await cluster.start_service()
+        await cluster.until(cluster.settled)
+        yield cluster
+        cluster.check_laws()
+        assert cluster.laws.breaches == []
     finally:
-        await world.end()
+        await cluster.end()
 
 
-async def offer(world: World, resource: str, *numbers: int) -> None:
+async def offer(cluster: SimulatedCluster, resource: str, *numbers: int) -> None:
     """Announce, as a plugin, the devices that it hands out under ``resource``."""
-    await world.node.announce(resource, {world.gpu(number).id: world.gpu(number).id for number in numbers})
+    await cluster.node.announce(resource, {cluster.gpu(number).id: cluster.gpu(number).id for number in numbers})
 
 
-async def out_of_service(world: World, *numbers: int) -> None:
+async def out_of_service(cluster: SimulatedCluster, *numbers: int) -> None:
     """Put these devices into the state of waiting for a reboot that never comes."""
     for number in numbers:
-        world.gpu(number).xids[79] = 1
-        world.signal(number)
-    await world.until(lambda: all(world.record(number).health is Health.QUARANTINED for number in numbers))
+        cluster.gpu(number).xids[79] = 1
+        cluster.signal(number)
+    await cluster.until(lambda: all(cluster.record(number).health is Health.QUARANTINED for number in numbers))
 
 
-def offered(world: World) -> list[bool]:
-    return [view.advertised for view in world.node.view().devices]
+def offered(cluster: SimulatedCluster) -> list[bool]:
+    return [view.advertised for view in cluster.node.view().devices]
 
 
 # -- which policy applies ----------------------------------------------------------------------------------------------
@@ -76,34 +76,34 @@ def offered(world: World) -> list[bool]:
 
 @in_virtual_time
 async def test_a_certificate_names_the_policy_of_its_device() -> None:
-    async with a_mixed_world(by_model(STRICT)) as world:
-        issued = [world.record(number).certificate for number in (0, 1)]
+    async with mixed_cluster(by_model(STRICT)) as cluster:
+        issued = [cluster.record(number).certificate for number in (0, 1)]
         assert [each and (each.policy, each.policy_digest) for each in issued] == [
             ("default", DEFAULT.digest),
             ("default/strict", STRICT.digest),
         ]
-        (granted,) = await ask(world, await admitted(world, "acme", "train-0", 1))
+        (granted,) = await request_start(cluster, await admitted(cluster, "acme", "train-0", 1))
         assert granted.certificate is not None
-        assert world.vault.certificates[granted.certificate].policy == "default/strict"
+        assert cluster.ledger_store.certificates[granted.certificate].policy == "default/strict"
 
 
 @in_virtual_time
 async def test_view_names_the_policy_of_each_device() -> None:
-    async with a_mixed_world(by_model(STRICT)) as world:
-        assert [view.policy.name for view in world.node.view().devices] == ["default", "default/strict"]
+    async with mixed_cluster(by_model(STRICT)) as cluster:
+        assert [view.policy.name for view in cluster.node.view().devices] == ["default", "default/strict"]
 
 
 @in_virtual_time
 async def test_policy_override_by_model_decides_whether_a_restart_needs_a_certificate() -> None:
     """The same restart of the same container is an exception on one model, and needs a certificate on the other."""
-    async with a_mixed_world(by_model(STRICT)) as world:
+    async with mixed_cluster(by_model(STRICT)) as cluster:
         exceptions = []
         for number in (0, 1):
-            tenant = await started(world, "acme", f"train-{number}", number)
-            await world.run(3.0)
-            world.kubelet.exit(tenant, again=True)
-            await world.until(lambda tenant=tenant: tenant.starts == 2)  # type: ignore[misc]
-            grant = world.record(number).last_grant
+            tenant = await started(cluster, "acme", f"train-{number}", number)
+            await cluster.run(3.0)
+            cluster.kubelet.exit(tenant, again=True)
+            await cluster.until(lambda tenant=tenant: tenant.starts == 2)  # type: ignore[misc]
+            grant = cluster.record(number).last_grant
             assert grant is not None
             exceptions.append(grant.basis.exception)
         assert exceptions == ["same-container", None]
@@ -112,14 +112,14 @@ async def test_policy_override_by_model_decides_whether_a_restart_needs_a_certif
 @in_virtual_time
 async def test_policy_override_by_model_sets_the_time_limits_of_a_scrub() -> None:
     """Clearing takes eight seconds: too long for a limit of five, and not for sixty."""
-    async with a_mixed_world(by_model(PATIENT)) as world:
-        world.gpu(0).slow = world.gpu(1).slow = 10.0
+    async with mixed_cluster(by_model(PATIENT)) as cluster:
+        cluster.gpu(0).slow = cluster.gpu(1).slow = 10.0
         for number in (0, 1):
-            assert world.service is not None
-            await world.service.scrub(world.gpu(number).id)
-        assert world.record(0).health is not Health.HEALTHY
-        assert world.record(1).health is Health.HEALTHY
-        assert world.record(1).hygiene is Hygiene.CLEAN
+            assert cluster.service is not None
+            await cluster.service.scrub(cluster.gpu(number).id)
+        assert cluster.record(0).health is not Health.HEALTHY
+        assert cluster.record(1).health is Health.HEALTHY
+        assert cluster.record(1).hygiene is Hygiene.CLEAN
 
 
 @in_virtual_time
@@ -128,17 +128,17 @@ async def test_first_matching_policy_override_applies() -> None:
         DEFAULT,
         overrides=(PolicyOverride(PATIENT, models=("Another *",)), PolicyOverride(STRICT, models=("*",), resources=())),
     )
-    async with a_mixed_world(both) as world:
-        assert [view.policy.name for view in world.node.view().devices] == ["default/strict", "default/patient"]
+    async with mixed_cluster(both) as cluster:
+        assert [view.policy.name for view in cluster.node.view().devices] == ["default/strict", "default/patient"]
 
 
 @in_virtual_time
 async def test_policy_override_with_a_model_and_a_resource_applies_only_if_both_match() -> None:
     both = replace(DEFAULT, overrides=(PolicyOverride(STRICT, models=("Another *",), resources=(LAB,)),))
-    async with a_mixed_world(both) as world:
-        assert [view.policy.name for view in world.node.view().devices] == ["default", "default"]
-        await offer(world, LAB, 0, 1)
-        assert [view.policy.name for view in world.node.view().devices] == ["default", "default/strict"]
+    async with mixed_cluster(both) as cluster:
+        assert [view.policy.name for view in cluster.node.view().devices] == ["default", "default"]
+        await offer(cluster, LAB, 0, 1)
+        assert [view.policy.name for view in cluster.node.view().devices] == ["default", "default/strict"]
 
 
 # -- announcements -----------------------------------------------------------------------------------------------------
@@ -146,12 +146,12 @@ async def test_policy_override_with_a_model_and_a_resource_applies_only_if_both_
 
 @in_virtual_time
 async def test_device_whose_policy_changes_with_its_announced_resource_is_scrubbed_again() -> None:
-    async with a_mixed_world(by_resource(STRICT)) as world:
-        before = [world.record(number).certificate for number in (0, 1)]
-        await offer(world, LAB, 1)
-        await world.run(0.5)
-        await world.until(world.settled)
-        after = [world.record(number).certificate for number in (0, 1)]
+    async with mixed_cluster(by_resource(STRICT)) as cluster:
+        before = [cluster.record(number).certificate for number in (0, 1)]
+        await offer(cluster, LAB, 1)
+        await cluster.run(0.5)
+        await cluster.until(cluster.settled)
+        after = [cluster.record(number).certificate for number in (0, 1)]
         assert after[0] == before[0]
         assert after[1] is not None
         assert after[1] != before[1]
@@ -162,49 +162,49 @@ async def test_device_whose_policy_changes_with_its_announced_resource_is_scrubb
 async def test_certificate_of_the_former_policy_is_not_accepted_after_the_announced_resource_changed_the_policy() -> (
     None
 ):
-    async with a_mixed_world(by_resource(STRICT)) as world:
-        tenant = await admitted(world, "acme", "train-0", 1)
-        await offer(world, LAB, 1)
-        (granted,) = await ask(world, tenant)
+    async with mixed_cluster(by_resource(STRICT)) as cluster:
+        tenant = await admitted(cluster, "acme", "train-0", 1)
+        await offer(cluster, LAB, 1)
+        (granted,) = await request_start(cluster, tenant)
         assert granted.certificate is not None
-        fast = world.vault.certificates[granted.certificate]
-        assert world.vault.certificates[fast.rests_on or ""].policy_digest == STRICT.digest
+        fast = cluster.ledger_store.certificates[granted.certificate]
+        assert cluster.ledger_store.certificates[fast.rests_on or ""].policy_digest == STRICT.digest
 
 
 @in_virtual_time
 async def test_announcement_that_changes_no_policy_triggers_no_scrub() -> None:
-    async with a_mixed_world(by_resource(STRICT)) as world:
-        await offer(world, "example.com/other", 0, 1)
-        before = [world.record(number).certificate for number in (0, 1)]
-        await world.run(30.0)
-        await offer(world, "example.com/other", 0, 1)
-        await world.run(30.0)
-        assert [world.record(number).certificate for number in (0, 1)] == before
+    async with mixed_cluster(by_resource(STRICT)) as cluster:
+        await offer(cluster, "example.com/other", 0, 1)
+        before = [cluster.record(number).certificate for number in (0, 1)]
+        await cluster.run(30.0)
+        await offer(cluster, "example.com/other", 0, 1)
+        await cluster.run(30.0)
+        assert [cluster.record(number).certificate for number in (0, 1)] == before
 
 
 @in_virtual_time
 async def test_running_pod_keeps_its_device_when_an_announcement_changes_the_policy() -> None:
-    async with a_mixed_world(by_resource(STRICT)) as world:
-        tenant = await started(world, "acme", "train-0", 1)
-        await offer(world, LAB, 1)
-        await world.run(30.0)
+    async with mixed_cluster(by_resource(STRICT)) as cluster:
+        tenant = await started(cluster, "acme", "train-0", 1)
+        await offer(cluster, LAB, 1)
+        await cluster.run(30.0)
         assert tenant.first is not None
         assert tenant.first.alive
-        assert world.record(1).hygiene is Hygiene.IN_USE
+        assert cluster.record(1).hygiene is Hygiene.IN_USE
 
 
 @in_virtual_time
 async def test_resource_of_the_last_grant_selects_the_policy_after_a_restart_until_a_plugin_announces_one() -> None:
     """Otherwise an observed device would be refused, and a strict one granted, for as long as the plugin is away."""
     policies = by_resource(OBSERVE, RESOURCE)
-    async with a_shared_world(1, policies) as world:
-        await world.start("acme", "train-0", world.share(0))
-        await out_of_service(world, 0)
-        assert offered(world) == [True]
-        world.kill()
-        await world.start_service()
-        assert world.node.own_resources == {RESOURCE}
-        assert offered(world) == [True]
+    async with shared_device_cluster(1, policies) as cluster:
+        await cluster.start("acme", "train-0", cluster.share(0))
+        await out_of_service(cluster, 0)
+        assert offered(cluster) == [True]
+        cluster.kill()
+        await cluster.start_service()
+        assert cluster.node.own_resources == {RESOURCE}
+        assert offered(cluster) == [True]
 
 
 # -- observe mode ------------------------------------------------------------------------------------------------------
@@ -216,14 +216,14 @@ def test_quarantined_device_under_an_observing_policy_is_advertised_and_granted(
 
     @in_virtual_time
     async def play() -> None:
-        async with a_mixed_world(policy) as world:
-            await offer(world, LAB, 1)
-            await out_of_service(world, 0, 1)
-            assert offered(world) == [how == "node", True]
-            await world.node.reserve([world.gpu(1).id])
-            (granted,) = await ask(world, await admitted(world, "acme", "train-0", 1))
+        async with mixed_cluster(policy) as cluster:
+            await offer(cluster, LAB, 1)
+            await out_of_service(cluster, 0, 1)
+            assert offered(cluster) == [how == "node", True]
+            await cluster.node.reserve([cluster.gpu(1).id])
+            (granted,) = await request_start(cluster, await admitted(cluster, "acme", "train-0", 1))
             assert granted.basis is Basis.OBSERVE_MODE
-            assert world.record(1).health is Health.QUARANTINED
+            assert cluster.record(1).health is Health.QUARANTINED
 
     play()
 
@@ -232,15 +232,15 @@ def test_quarantined_device_under_an_observing_policy_is_advertised_and_granted(
 def test_observing_policy_of_one_device_does_not_affect_an_enforced_one(how: str) -> None:
     @in_virtual_time
     async def play() -> None:
-        async with a_mixed_world({"model": by_model, "resource": by_resource}[how](OBSERVE)) as world:
-            await offer(world, "example.com/gpu", 0)
-            await offer(world, LAB, 1)
-            await out_of_service(world, 0, 1)
+        async with mixed_cluster({"model": by_model, "resource": by_resource}[how](OBSERVE)) as cluster:
+            await offer(cluster, "example.com/gpu", 0)
+            await offer(cluster, LAB, 1)
+            await out_of_service(cluster, 0, 1)
             with pytest.raises(Quarantined):
-                await world.node.reserve([world.gpu(0).id])
-            refused = world.kubelet.admit("acme", "train-0", [world.gpu(0).id], starts=False)
-            assert isinstance(await answered(ask(world, refused, wait=1.0)), Quarantined)
-            (granted,) = await ask(world, await admitted(world, "acme", "train-1", 1))
+                await cluster.node.reserve([cluster.gpu(0).id])
+            refused = cluster.kubelet.admit("acme", "train-0", [cluster.gpu(0).id], starts=False)
+            assert isinstance(await refusal_of(request_start(cluster, refused, wait=1.0)), Quarantined)
+            (granted,) = await request_start(cluster, await admitted(cluster, "acme", "train-1", 1))
             assert granted.basis is Basis.OBSERVE_MODE
 
     play()
@@ -248,101 +248,101 @@ def test_observing_policy_of_one_device_does_not_affect_an_enforced_one(how: str
 
 @in_virtual_time
 async def test_leftovers_are_killed_on_an_enforced_device_and_not_on_an_observed_one() -> None:
-    async with a_mixed_world(by_model(OBSERVE)) as world:
+    async with mixed_cluster(by_model(OBSERVE)) as cluster:
         children = []
         for number in (0, 1):
-            tenant = await started(world, "acme", f"train-{number}", number)
-            await world.run(3.0)
+            tenant = await started(cluster, "acme", f"train-{number}", number)
+            await cluster.run(3.0)
             assert tenant.first is not None
-            children.append(world.matter.fork(tenant.first))
-            world.kubelet.delete(tenant)
-        await world.until(lambda: not children[0].alive, within=60.0)
-        await world.run(300.0)
+            children.append(cluster.process_table.fork(tenant.first))
+            cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: not children[0].alive, within=60.0)
+        await cluster.run(300.0)
         assert children[1].alive
-        follower = await admitted(world, "umbrella", "serve-0", 1)
-        (granted,) = await ask(world, follower, wait=5.0)
+        follower = await admitted(cluster, "umbrella", "serve-0", 1)
+        (granted,) = await request_start(cluster, follower, wait=5.0)
         assert granted.basis is Basis.OBSERVE_MODE
 
 
 @in_virtual_time
 async def test_observed_device_is_not_reset_for_recovery() -> None:
-    async with a_mixed_world(by_model(OBSERVE)) as world:
+    async with mixed_cluster(by_model(OBSERVE)) as cluster:
         for number in (0, 1):
-            world.gpu(number).xids[95] = 1
-            world.signal(number)
-        await world.until(lambda: world.gpu(0).resets == 1, within=60.0)
-        await world.run(600.0)
-        assert world.gpu(1).resets == 0
-        assert offered(world) == [True, True]
-        assert world.record(1).recovery_attempts == ()  # nor does it use up the budget of an enforcing policy
+            cluster.gpu(number).xids[95] = 1
+            cluster.signal(number)
+        await cluster.until(lambda: cluster.gpu(0).resets == 1, within=60.0)
+        await cluster.run(600.0)
+        assert cluster.gpu(1).resets == 0
+        assert offered(cluster) == [True, True]
+        assert cluster.record(1).recovery_attempts == ()  # nor does it use up the budget of an enforcing policy
 
 
 @in_virtual_time
 async def test_scrub_of_an_observed_device_makes_no_reset_although_its_policy_requires_resets() -> None:
     watched = replace(OBSERVE, reset=ResetMode.REQUIRED)
-    async with a_mixed_world(
+    async with mixed_cluster(
         replace(DEFAULT, reset=ResetMode.REQUIRED, overrides=by_model(watched).overrides)
-    ) as world:
-        before = [world.gpu(number).resets for number in (0, 1)]
+    ) as cluster:
+        before = [cluster.gpu(number).resets for number in (0, 1)]
         for number in (0, 1):
-            assert world.service is not None
-            await world.service.scrub(world.gpu(number).id)
-        assert [world.gpu(number).resets for number in (0, 1)] == [before[0] + 1, 0]
-        assert world.record(1).hygiene is Hygiene.CLEAN
+            assert cluster.service is not None
+            await cluster.service.scrub(cluster.gpu(number).id)
+        assert [cluster.gpu(number).resets for number in (0, 1)] == [before[0] + 1, 0]
+        assert cluster.record(1).hygiene is Hygiene.CLEAN
 
 
 @in_virtual_time
 async def test_observed_device_is_judged_audited_and_scrubbed_like_any_other() -> None:
-    async with a_mixed_world(by_model(OBSERVE)) as world:
-        await out_of_service(world, 1)
-        (event,) = [each for each in world.vault.events if each.name == "health.quarantined"]
-        assert (event.device, event.fields["cause"]) == (world.gpu(1).id, "xid-79")
-        tenant = await started(world, "acme", "train-0", 1)
-        world.gpu(1).mend()
-        world.kubelet.delete(tenant)
-        await world.node.actions.unquarantine("1", "it was looked at", "uid:0")
-        await world.until(lambda: world.record(1).state == "clean")
-        assert world.gpu(1).cells == [""] * 4
+    async with mixed_cluster(by_model(OBSERVE)) as cluster:
+        await out_of_service(cluster, 1)
+        (event,) = [each for each in cluster.ledger_store.events if each.name == "health.quarantined"]
+        assert (event.device, event.fields["cause"]) == (cluster.gpu(1).id, "xid-79")
+        tenant = await started(cluster, "acme", "train-0", 1)
+        cluster.gpu(1).clear_faults()
+        cluster.kubelet.delete(tenant)
+        await cluster.node.actions.unquarantine("1", "it was looked at", "uid:0")
+        await cluster.until(lambda: cluster.record(1).state == "clean")
+        assert cluster.gpu(1).cells == [""] * 4
 
 
 @in_virtual_time
 async def test_observed_device_quarantined_by_an_operator_is_refused() -> None:
-    async with a_mixed_world(by_model(OBSERVE)) as world:
-        await world.node.actions.quarantine("1", "kept for the lab", "uid:0")
-        assert offered(world) == [True, False]
+    async with mixed_cluster(by_model(OBSERVE)) as cluster:
+        await cluster.node.actions.quarantine("1", "kept for the lab", "uid:0")
+        assert offered(cluster) == [True, False]
         with pytest.raises(Quarantined):
-            await world.node.reserve([world.gpu(1).id])
-        tenant = world.kubelet.admit("acme", "train-0", [world.gpu(1).id], starts=False)
-        assert isinstance(await answered(ask(world, tenant, wait=1.0)), Quarantined)
+            await cluster.node.reserve([cluster.gpu(1).id])
+        tenant = cluster.kubelet.admit("acme", "train-0", [cluster.gpu(1).id], starts=False)
+        assert isinstance(await refusal_of(request_start(cluster, tenant, wait=1.0)), Quarantined)
 
 
 @in_virtual_time
 async def test_observed_device_is_advertised_at_once_after_an_operator_releases_it() -> None:
-    async with a_mixed_world(by_model(OBSERVE)) as world:
-        await world.node.actions.quarantine("1", "kept for the lab", "uid:0")
-        holder = world.matter.start(None, "host", "host")
-        world.matter.open(holder, world.gpu(1).id)  # prevents its probation from starting
-        await world.node.actions.unquarantine("1", "the lab is done", "uid:0")
-        assert world.record(1).health is Health.PROBATION
-        assert offered(world) == [True, True]
+    async with mixed_cluster(by_model(OBSERVE)) as cluster:
+        await cluster.node.actions.quarantine("1", "kept for the lab", "uid:0")
+        holder = cluster.process_table.start(None, "host", "host")
+        cluster.process_table.open(holder, cluster.gpu(1).id)  # prevents its probation from starting
+        await cluster.node.actions.unquarantine("1", "the lab is done", "uid:0")
+        assert cluster.record(1).health is Health.PROBATION
+        assert offered(cluster) == [True, True]
 
 
 @in_virtual_time
 async def test_restart_after_a_grant_by_an_observing_policy_needs_a_certificate_under_an_enforcing_policy() -> None:
     """After a switch to enforcing, nothing relies on what observe mode permitted."""
-    async with a_mixed_world(OBSERVE) as world:
-        first = await started(world, "acme", "train-0", 0)
-        world.kubelet.force_delete(first, lives_on=60.0)
-        second = await world.admit("acme", "train-1", (0,))
+    async with mixed_cluster(OBSERVE) as cluster:
+        first = await started(cluster, "acme", "train-0", 0)
+        cluster.kubelet.force_delete(first, lives_on=60.0)
+        second = await cluster.admit("acme", "train-1", (0,))
         assert second is not None
-        await world.until(lambda: second.running)
-        grant = world.record(0).last_grant
+        await cluster.until(lambda: second.running)
+        grant = cluster.record(0).last_grant
         assert grant is not None
         assert grant.basis is Basis.OBSERVE_MODE
-        await world.run(90.0)
-        world.policy = DEFAULT
-        world.kubelet.exit(second, again=True)
-        await world.until(lambda: second.starts == 2)
-        grant = world.record(0).last_grant
+        await cluster.run(90.0)
+        cluster.policy = DEFAULT
+        cluster.kubelet.exit(second, again=True)
+        await cluster.until(lambda: second.starts == 2)
+        grant = cluster.record(0).last_grant
         assert grant is not None
         assert grant.basis is Basis.CERTIFICATE

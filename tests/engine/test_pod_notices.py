@@ -15,32 +15,32 @@ from scrubber.domain.policy import Enforcement, HealthRule, Limits, QuarantineTi
 from scrubber.domain.states import Health, Hygiene
 from scrubber.engine.notices import RefusedStarts
 from scrubber.engine.views import HandOverCall, PodNotice
-from tests.world.asking import ask, started
-from tests.world.kubelet import Tenant
-from tests.world.sharing import a_shared_world
-from tests.world.timeline import in_virtual_time
-from tests.world.world import DEFAULT, World, a_world
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.sharing import shared_device_cluster
+from tests.simulation.start_requests import request_start, started
+from tests.simulation.timeline import in_virtual_time
 
-TELL = replace(DEFAULT, stuck_pods=StuckPodsRule(notify_after=60.0))
-PATIENT = replace(TELL, limits=replace(Limits(), leftover_grace_period=5_000.0))
+NOTIFYING = replace(DEFAULT, stuck_pods=StuckPodsRule(notify_after=60.0))
+PATIENT = replace(NOTIFYING, limits=replace(Limits(), leftover_grace_period=5_000.0))
 EVICT = replace(DEFAULT, stuck_pods=StuckPodsRule(notify_after=60.0, evict_after=300.0))
 
 
-def stuck(world: World) -> list[PodNotice]:
-    return [notice for notice in world.node.view().notices if notice.reason == "GpuHandOverRefused"]
+def stuck(cluster: SimulatedCluster) -> list[PodNotice]:
+    return [notice for notice in cluster.node.view().notices if notice.reason == "GpuHandOverRefused"]
 
 
-def out(world: World) -> list[PodNotice]:
-    return [notice for notice in world.node.view().notices if notice.reason == "GpuOutOfService"]
+def out(cluster: SimulatedCluster) -> list[PodNotice]:
+    return [notice for notice in cluster.node.view().notices if notice.reason == "GpuOutOfService"]
 
 
-async def waiting(world: World, *devices: int, lives_on: float = 10_000.0) -> tuple[Tenant, Tenant]:
+async def waiting(cluster: SimulatedCluster, *devices: int, lives_on: float = 10_000.0) -> tuple[Tenant, Tenant]:
     """Return a deleted pod whose process lives on, and one that waits for its devices."""
-    first = await started(world, "acme-secret", "steal-0", *devices)
-    world.kubelet.force_delete(first, lives_on)
-    second = await world.admit("umbrella", "serve-0", devices or (0,))
+    first = await started(cluster, "acme-secret", "steal-0", *devices)
+    cluster.kubelet.force_delete(first, lives_on)
+    second = await cluster.admit("umbrella", "serve-0", devices or (0,))
     assert second is not None
-    await world.until(lambda: bool(second.refusals))
+    await cluster.until(lambda: bool(second.refusals))
     return first, second
 
 
@@ -49,15 +49,15 @@ async def waiting(world: World, *devices: int, lives_on: float = 10_000.0) -> tu
 
 @in_virtual_time
 async def test_pod_refused_for_long_gets_a_notice_with_its_device_and_the_reason() -> None:
-    async with a_world(1, PATIENT) as world:
-        _, second = await waiting(world)
-        assert stuck(world) == []
-        began = world.clock.wall()
-        await world.until(lambda: bool(stuck(world)), within=200.0)
-        assert world.clock.wall() - began >= 59.0
-        (notice,) = stuck(world)
-        assert (notice.pod, notice.devices) == (second.pod, (world.gpu().id,))
-        assert world.gpu().id in notice.message
+    async with simulated_cluster(1, PATIENT) as cluster:
+        _, second = await waiting(cluster)
+        assert stuck(cluster) == []
+        began = cluster.clock.wall()
+        await cluster.until(lambda: bool(stuck(cluster)), within=200.0)
+        assert cluster.clock.wall() - began >= 59.0
+        (notice,) = stuck(cluster)
+        assert (notice.pod, notice.devices) == (second.pod, (cluster.gpu().id,))
+        assert cluster.gpu().id in notice.message
         assert notice.message == second.refusals[-1].public_message
         assert notice.since <= began
         assert not notice.evict
@@ -65,154 +65,154 @@ async def test_pod_refused_for_long_gets_a_notice_with_its_device_and_the_reason
 
 @in_virtual_time
 async def test_notice_for_a_refused_pod_names_no_other_tenant() -> None:
-    async with a_world(1, PATIENT) as world:
-        first, _ = await waiting(world)
-        await world.until(lambda: bool(stuck(world)), within=200.0)
-        (notice,) = stuck(world)
+    async with simulated_cluster(1, PATIENT) as cluster:
+        first, _ = await waiting(cluster)
+        await cluster.until(lambda: bool(stuck(cluster)), within=200.0)
+        (notice,) = stuck(cluster)
         for word in (first.pod.namespace, first.pod.name, first.uid, "PID", "python"):
             assert word not in notice.message
 
 
 @in_virtual_time
 async def test_notice_for_a_pod_refused_for_a_quarantine_names_state_cause_and_way_back() -> None:
-    async with a_world(1, TELL) as world:
-        tenant = await world.admit("umbrella", "serve-0", starts=False)
+    async with simulated_cluster(1, NOTIFYING) as cluster:
+        tenant = await cluster.admit("umbrella", "serve-0", starts=False)
         assert tenant is not None
-        world.gpu().xids[79] = 1
-        world.signal(0)
-        await world.until(lambda: world.record().health is Health.QUARANTINED)
-        world.kubelet.ask_again(tenant)
-        await world.until(lambda: bool(stuck(world)))
-        (notice,) = stuck(world)
+        cluster.gpu().xids[79] = 1
+        cluster.signal(0)
+        await cluster.until(lambda: cluster.record().health is Health.QUARANTINED)
+        cluster.kubelet.retry_pre_start(tenant)
+        await cluster.until(lambda: bool(stuck(cluster)))
+        (notice,) = stuck(cluster)
         assert "quarantined (xid-79)" in notice.message
         assert "reboot" in notice.message
 
 
 @in_virtual_time
 async def test_notice_carries_the_message_of_the_last_refusal() -> None:
-    async with a_world(1, PATIENT) as world:
-        _, second = await waiting(world)
-        await world.until(lambda: bool(stuck(world)), within=200.0)
-        (before,) = stuck(world)
-        world.gpu().xids[79] = 1
-        world.signal(0)
-        await world.until(lambda: isinstance(second.refusals[-1], Quarantined))
-        (after,) = stuck(world)
+    async with simulated_cluster(1, PATIENT) as cluster:
+        _, second = await waiting(cluster)
+        await cluster.until(lambda: bool(stuck(cluster)), within=200.0)
+        (before,) = stuck(cluster)
+        cluster.gpu().xids[79] = 1
+        cluster.signal(0)
+        await cluster.until(lambda: isinstance(second.refusals[-1], Quarantined))
+        (after,) = stuck(cluster)
         assert "xid-79" in after.message
         assert after.since == before.since
 
 
 @in_virtual_time
 async def test_pod_that_waits_within_the_allowed_time_gets_no_notice() -> None:
-    async with a_world(1, TELL) as world:
-        _, second = await waiting(world, lives_on=40.0)
-        await world.until(lambda: second.running)
-        await world.run(120.0)
-        assert world.node.view().notices == ()
+    async with simulated_cluster(1, NOTIFYING) as cluster:
+        _, second = await waiting(cluster, lives_on=40.0)
+        await cluster.until(lambda: second.running)
+        await cluster.run(120.0)
+        assert cluster.node.view().notices == ()
 
 
 @in_virtual_time
 async def test_notice_is_withdrawn_once_the_pod_is_granted_its_device() -> None:
-    async with a_world(1, PATIENT) as world:
-        _, second = await waiting(world, lives_on=150.0)
-        await world.until(lambda: bool(stuck(world)))
-        await world.until(lambda: second.running)
-        await world.until(lambda: stuck(world) == [], within=2.0)
+    async with simulated_cluster(1, PATIENT) as cluster:
+        _, second = await waiting(cluster, lives_on=150.0)
+        await cluster.until(lambda: bool(stuck(cluster)))
+        await cluster.until(lambda: second.running)
+        await cluster.until(lambda: stuck(cluster) == [], within=2.0)
 
 
 @in_virtual_time
 async def test_notice_is_withdrawn_once_the_pod_is_gone() -> None:
-    async with a_world(1, PATIENT) as world:
-        _, second = await waiting(world)
-        await world.until(lambda: bool(stuck(world)), within=200.0)
-        world.kubelet.delete(second)
-        await world.until(lambda: stuck(world) == [], within=3.0)
+    async with simulated_cluster(1, PATIENT) as cluster:
+        _, second = await waiting(cluster)
+        await cluster.until(lambda: bool(stuck(cluster)), within=200.0)
+        cluster.kubelet.delete(second)
+        await cluster.until(lambda: stuck(cluster) == [], within=3.0)
 
 
 @in_virtual_time
 async def test_pod_with_several_devices_gets_one_notice_that_names_all_of_them() -> None:
-    async with a_world(2, PATIENT) as world:
-        _, second = await waiting(world, 0, 1)
-        await world.until(lambda: bool(stuck(world)), within=200.0)
-        (notice,) = stuck(world)
-        assert (notice.pod, notice.devices) == (second.pod, (world.gpu(0).id, world.gpu(1).id))
+    async with simulated_cluster(2, PATIENT) as cluster:
+        _, second = await waiting(cluster, 0, 1)
+        await cluster.until(lambda: bool(stuck(cluster)), within=200.0)
+        (notice,) = stuck(cluster)
+        assert (notice.pod, notice.devices) == (second.pod, (cluster.gpu(0).id, cluster.gpu(1).id))
 
 
 @in_virtual_time
 async def test_no_notice_is_published_while_two_pods_may_be_the_refused_one() -> None:
     """The wrong pod must not be evicted, nor be informed about another pod's device."""
-    async with a_world(1, EVICT) as world:
-        await world.node.actions.quarantine("0", "it burns", "uid:0")
-        tenants = [world.kubelet.admit("umbrella", f"serve-{number}", [world.gpu().id]) for number in range(2)]
-        await world.run(600.0)
+    async with simulated_cluster(1, EVICT) as cluster:
+        await cluster.node.actions.quarantine("0", "it burns", "uid:0")
+        tenants = [cluster.kubelet.admit("umbrella", f"serve-{number}", [cluster.gpu().id]) for number in range(2)]
+        await cluster.run(600.0)
         assert all(tenant.refusals for tenant in tenants)
-        assert world.node.view().notices == ()
+        assert cluster.node.view().notices == ()
 
 
 @in_virtual_time
 async def test_no_notice_is_published_for_a_request_for_devices_of_two_pods() -> None:
-    async with a_world(2, EVICT) as world:
+    async with simulated_cluster(2, EVICT) as cluster:
         for number in (0, 1):
-            await world.node.actions.quarantine(str(number), "it burns", "uid:0")
-            world.kubelet.admit("umbrella", f"serve-{number}", [world.gpu(number).id], starts=False)
-        assert world.service is not None
+            await cluster.node.actions.quarantine(str(number), "it burns", "uid:0")
+            cluster.kubelet.admit("umbrella", f"serve-{number}", [cluster.gpu(number).id], starts=False)
+        assert cluster.service is not None
         for _ in range(10):
             with pytest.raises(Quarantined):
-                await world.service.hand_over(HandOverCall((world.gpu(0).id, world.gpu(1).id), 1.0))
-            await world.run(30.0)
-        assert world.node.view().notices == ()
+                await cluster.service.hand_over(HandOverCall((cluster.gpu(0).id, cluster.gpu(1).id), 1.0))
+            await cluster.run(30.0)
+        assert cluster.node.view().notices == ()
 
 
 @in_virtual_time
 async def test_no_notice_is_published_while_the_kubelets_list_cannot_be_read() -> None:
-    async with a_world(1, EVICT) as world:
-        await world.node.actions.quarantine("0", "it burns", "uid:0")
-        world.kubelet.trust = Trust.UNREADABLE
-        tenant = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
-        await world.run(600.0)
+    async with simulated_cluster(1, EVICT) as cluster:
+        await cluster.node.actions.quarantine("0", "it burns", "uid:0")
+        cluster.kubelet.trust = Trust.UNREADABLE
+        tenant = cluster.kubelet.admit("umbrella", "serve-0", [cluster.gpu().id])
+        await cluster.run(600.0)
         assert tenant.refusals
-        assert world.node.view().notices == ()
+        assert cluster.node.view().notices == ()
 
 
 @in_virtual_time
 async def test_notice_requests_an_eviction_only_after_the_time_that_the_policy_sets() -> None:
-    async with a_world(1, EVICT) as world:
-        await world.node.actions.quarantine("0", "it burns", "uid:0")
-        began = world.clock.monotonic()
-        world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
-        await world.until(lambda: bool(stuck(world)))
-        assert not stuck(world)[0].evict
-        await world.until(lambda: stuck(world)[0].evict, within=400.0)
-        assert 299.0 <= world.clock.monotonic() - began < 320.0
+    async with simulated_cluster(1, EVICT) as cluster:
+        await cluster.node.actions.quarantine("0", "it burns", "uid:0")
+        began = cluster.clock.monotonic()
+        cluster.kubelet.admit("umbrella", "serve-0", [cluster.gpu().id])
+        await cluster.until(lambda: bool(stuck(cluster)))
+        assert not stuck(cluster)[0].evict
+        await cluster.until(lambda: stuck(cluster)[0].evict, within=400.0)
+        assert 299.0 <= cluster.clock.monotonic() - began < 320.0
 
 
 @in_virtual_time
 async def test_kubelet_restart_does_not_withdraw_the_notice_of_a_waiting_pod() -> None:
-    async with a_world(1, TELL) as world:
-        await world.node.actions.quarantine("0", "it burns", "uid:0")
-        tenant = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
-        await world.until(lambda: bool(stuck(world)))
-        (before,) = stuck(world)
-        world.restart_kubelet()
-        await world.run(30.0)
-        world.kubelet.trust = Trust.TRUSTED
-        await world.run(5.0)
-        (after,) = stuck(world)
+    async with simulated_cluster(1, NOTIFYING) as cluster:
+        await cluster.node.actions.quarantine("0", "it burns", "uid:0")
+        tenant = cluster.kubelet.admit("umbrella", "serve-0", [cluster.gpu().id])
+        await cluster.until(lambda: bool(stuck(cluster)))
+        (before,) = stuck(cluster)
+        cluster.restart_kubelet()
+        await cluster.run(30.0)
+        cluster.kubelet.trust = Trust.TRUSTED
+        await cluster.run(5.0)
+        (after,) = stuck(cluster)
         assert (after.pod, after.since) == (tenant.pod, before.since)
 
 
 @in_virtual_time
 async def test_service_restart_withdraws_notices_until_the_pod_is_refused_for_long_again() -> None:
-    async with a_world(1, EVICT) as world:
-        await world.node.actions.quarantine("0", "it burns", "uid:0")
-        world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
-        await world.until(lambda: bool(stuck(world)) and stuck(world)[0].evict, within=400.0)
-        world.kill()
-        await world.start_service()
-        await world.run(30.0)
-        assert stuck(world) == []
-        await world.until(lambda: bool(stuck(world)))
-        assert not stuck(world)[0].evict
+    async with simulated_cluster(1, EVICT) as cluster:
+        await cluster.node.actions.quarantine("0", "it burns", "uid:0")
+        cluster.kubelet.admit("umbrella", "serve-0", [cluster.gpu().id])
+        await cluster.until(lambda: bool(stuck(cluster)) and stuck(cluster)[0].evict, within=400.0)
+        cluster.kill()
+        await cluster.start_service()
+        await cluster.run(30.0)
+        assert stuck(cluster) == []
+        await cluster.until(lambda: bool(stuck(cluster)))
+        assert not stuck(cluster)[0].evict
 
 
 # -- a grant that was not recognized -----------------------------------------------------------------------------------
@@ -221,57 +221,57 @@ async def test_service_restart_withdraws_notices_until_the_pod_is_refused_for_lo
 @in_virtual_time
 async def test_pod_granted_its_device_while_the_kubelet_was_unreadable_gets_no_notice() -> None:
     """Otherwise a running pod would get a notice, and be evicted where the policy evicts."""
-    async with a_world(1, EVICT) as world:
-        await world.node.actions.quarantine("0", "it burns", "uid:0")
-        tenant = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
-        await world.until(lambda: bool(stuck(world)) and stuck(world)[0].evict, within=400.0)
-        await world.node.actions.unquarantine("0", "it was the neighbour", "uid:0")
-        world.kubelet.trust = Trust.UNREADABLE
-        await world.until(lambda: tenant.running)
-        await world.run(5.0)
-        assert stuck(world) == []
-        world.kubelet.trust = Trust.TRUSTED
-        await world.run(60.0)
+    async with simulated_cluster(1, EVICT) as cluster:
+        await cluster.node.actions.quarantine("0", "it burns", "uid:0")
+        tenant = cluster.kubelet.admit("umbrella", "serve-0", [cluster.gpu().id])
+        await cluster.until(lambda: bool(stuck(cluster)) and stuck(cluster)[0].evict, within=400.0)
+        await cluster.node.actions.unquarantine("0", "it was the neighbour", "uid:0")
+        cluster.kubelet.trust = Trust.UNREADABLE
+        await cluster.until(lambda: tenant.running)
+        await cluster.run(5.0)
+        assert stuck(cluster) == []
+        cluster.kubelet.trust = Trust.TRUSTED
+        await cluster.run(60.0)
         assert tenant.running
-        assert stuck(world) == []
+        assert stuck(cluster) == []
 
 
 @in_virtual_time
 async def test_pod_whose_grant_could_not_be_delivered_gets_no_notice() -> None:
-    async with a_world(1, EVICT) as world:
-        await world.node.actions.quarantine("0", "it burns", "uid:0")
-        tenant = world.kubelet.admit("umbrella", "serve-0", [world.gpu().id])
-        await world.until(lambda: bool(stuck(world)), within=100.0)
+    async with simulated_cluster(1, EVICT) as cluster:
+        await cluster.node.actions.quarantine("0", "it burns", "uid:0")
+        tenant = cluster.kubelet.admit("umbrella", "serve-0", [cluster.gpu().id])
+        await cluster.until(lambda: bool(stuck(cluster)), within=100.0)
         assert tenant.worker is not None
         tenant.worker.cancel()
-        await world.node.actions.unquarantine("0", "it was the neighbour", "uid:0")
-        await world.until(lambda: world.record().health is Health.HEALTHY)
-        call = ask(world, tenant)
+        await cluster.node.actions.unquarantine("0", "it was the neighbour", "uid:0")
+        await cluster.until(lambda: cluster.record().health is Health.HEALTHY)
+        call = request_start(cluster, tenant)
         # Its caller is cancelled at the moment the grant is in the ledger.
-        world.vault.granting = call.cancel
+        cluster.ledger_store.granting = call.cancel
         await asyncio.wait({call})
-        world.vault.granting = None
+        cluster.ledger_store.granting = None
         assert call.cancelled()
-        assert world.record().hygiene is Hygiene.IN_USE
-        await ask(world, tenant)
-        await world.run(5.0)
-        assert stuck(world) == []
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        await request_start(cluster, tenant)
+        await cluster.run(5.0)
+        assert stuck(cluster) == []
 
 
 @in_virtual_time
 async def test_grants_to_other_pods_of_a_shared_device_do_not_restart_the_waiting_time_of_a_pod() -> None:
     """A tenant whose pods come and go can keep a shared device forever; the pod that waits for it must get a notice."""
-    async with a_shared_world(1, TELL) as world:
-        await world.start("acme", "train-0", world.share(0), writes=False)
-        waiting = await world.admit_shares("umbrella", "serve-0", world.share(1), starts=False)
-        world.kubelet.ask_again(waiting)
+    async with shared_device_cluster(1, NOTIFYING) as cluster:
+        await cluster.start("acme", "train-0", cluster.share(0), writes=False)
+        waiting = await cluster.admit_shares("umbrella", "serve-0", cluster.share(1), starts=False)
+        cluster.kubelet.retry_pre_start(waiting)
         for number in range(10):
-            other = await world.start("acme", f"more-{number}", world.share(2), writes=False)
-            await world.run(20.0)
-            world.kubelet.delete(other)
-            await world.run(5.0)
+            other = await cluster.start("acme", f"more-{number}", cluster.share(2), writes=False)
+            await cluster.run(20.0)
+            cluster.kubelet.delete(other)
+            await cluster.run(5.0)
         assert waiting.refusals
-        assert [notice.pod for notice in stuck(world)] == [waiting.pod]
+        assert [notice.pod for notice in stuck(cluster)] == [waiting.pod]
 
 
 # -- devices that are quarantined in use -------------------------------------------------------------------------------
@@ -279,76 +279,78 @@ async def test_grants_to_other_pods_of_a_shared_device_do_not_restart_the_waitin
 
 @in_virtual_time
 async def test_pod_whose_device_is_quarantined_in_use_gets_a_notice() -> None:
-    async with a_world(2, TELL) as world:
-        tenant = await started(world)
-        await started(world, "umbrella", "serve-0", 1)
-        world.gpu().xids[79] = 1
-        world.signal(0)
-        await world.until(lambda: bool(out(world)), within=5.0)
-        (notice,) = out(world)
-        cause = world.record().cause
+    async with simulated_cluster(2, NOTIFYING) as cluster:
+        tenant = await started(cluster)
+        await started(cluster, "umbrella", "serve-0", 1)
+        cluster.gpu().xids[79] = 1
+        cluster.signal(0)
+        await cluster.until(lambda: bool(out(cluster)), within=5.0)
+        (notice,) = out(cluster)
+        cause = cluster.record().cause
         assert cause is not None
-        assert (notice.pod, notice.devices, notice.since) == (tenant.pod, (world.gpu().id,), cause.since)
+        assert (notice.pod, notice.devices, notice.since) == (tenant.pod, (cluster.gpu().id,), cause.since)
         assert "quarantined (xid-79)" in notice.message
         assert not notice.evict
-        assert stuck(world) == []
+        assert stuck(cluster) == []
 
 
 @in_virtual_time
 async def test_notice_of_a_quarantine_in_use_is_withdrawn_once_the_pod_is_gone() -> None:
-    async with a_world(1, TELL) as world:
-        tenant = await started(world)
-        world.gpu().xids[79] = 1
-        world.signal(0)
-        await world.until(lambda: bool(out(world)), within=5.0)
-        world.kubelet.delete(tenant)
-        await world.until(lambda: out(world) == [], within=10.0)
-        assert not world.record().advertised
-        assert world.record().open_grants != (), "what it left was not cleared yet, and that is no more its business"
+    async with simulated_cluster(1, NOTIFYING) as cluster:
+        tenant = await started(cluster)
+        cluster.gpu().xids[79] = 1
+        cluster.signal(0)
+        await cluster.until(lambda: bool(out(cluster)), within=5.0)
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: out(cluster) == [], within=10.0)
+        assert not cluster.record().advertised
+        assert cluster.record().open_grants != (), "what it left was not cleared yet, and that is no more its business"
 
 
 @in_virtual_time
 async def test_one_notice_names_all_quarantined_devices_of_a_pod() -> None:
-    async with a_world(2, TELL) as world:
-        tenant = await started(world, "acme", "train-0", 0, 1)
+    async with simulated_cluster(2, NOTIFYING) as cluster:
+        tenant = await started(cluster, "acme", "train-0", 0, 1)
         for number in (0, 1):
-            world.gpu(number).xids[79] = 1
-            world.signal(number)
-        await world.until(lambda: bool(out(world)) and len(out(world)[0].devices) == 2, within=5.0)
-        (notice,) = out(world)
+            cluster.gpu(number).xids[79] = 1
+            cluster.signal(number)
+        await cluster.until(lambda: bool(out(cluster)) and len(out(cluster)[0].devices) == 2, within=5.0)
+        (notice,) = out(cluster)
         assert notice.pod == tenant.pod
-        assert all(world.gpu(number).id in notice.message for number in (0, 1))
+        assert all(cluster.gpu(number).id in notice.message for number in (0, 1))
 
 
 @in_virtual_time
 async def test_pod_gets_its_quarantine_notice_although_the_policy_withdraws_the_device_at_release() -> None:
-    async with a_world(1, replace(TELL, health=HealthRule(quarantine_at=QuarantineTiming.RELEASE))) as world:
-        await started(world)
-        world.gpu().xids[79] = 1
-        world.signal(0)
-        await world.until(lambda: bool(out(world)), within=5.0)
-        assert world.node.view().devices[0].advertised
+    async with simulated_cluster(
+        1, replace(NOTIFYING, health=HealthRule(quarantine_at=QuarantineTiming.RELEASE))
+    ) as cluster:
+        await started(cluster)
+        cluster.gpu().xids[79] = 1
+        cluster.signal(0)
+        await cluster.until(lambda: bool(out(cluster)), within=5.0)
+        assert cluster.node.view().devices[0].advertised
 
 
 @in_virtual_time
 async def test_quarantine_of_an_unassigned_device_creates_no_notice() -> None:
-    async with a_world(1, TELL) as world:
-        world.gpu().xids[79] = 1
-        world.signal(0)
-        await world.run(30.0)
-        assert world.node.view().notices == ()
+    async with simulated_cluster(1, NOTIFYING) as cluster:
+        cluster.gpu().xids[79] = 1
+        cluster.signal(0)
+        await cluster.run(30.0)
+        assert cluster.node.view().notices == ()
 
 
 @in_virtual_time
 async def test_notice_under_an_observing_policy_does_not_claim_that_restarts_are_refused() -> None:
-    async with a_world(1, replace(TELL, enforcement=Enforcement.OBSERVE)) as world:
-        tenant = await started(world)
-        world.gpu().xids[79] = 1
-        world.signal(0)
-        await world.until(lambda: world.record().health is Health.QUARANTINED)
-        assert not any("is refused" in notice.message for notice in out(world))
-        world.kubelet.exit(tenant, again=True)
-        await world.until(lambda: tenant.starts == 2)
+    async with simulated_cluster(1, replace(NOTIFYING, enforcement=Enforcement.OBSERVE)) as cluster:
+        tenant = await started(cluster)
+        cluster.gpu().xids[79] = 1
+        cluster.signal(0)
+        await cluster.until(lambda: cluster.record().health is Health.QUARANTINED)
+        assert not any("is refused" in notice.message for notice in out(cluster))
+        cluster.kubelet.exit(tenant, again=True)
+        await cluster.until(lambda: tenant.starts == 2)
 
 
 # -- its state ---------------------------------------------------------------------------------------------------------
@@ -376,7 +378,7 @@ class _Clock:
         raise NotImplementedError
 
 
-REFUSAL = NotReady("Who else has it.", public_message="Device GPU-0 is dirty. The start is tried again.")
+REFUSAL = NotReady("The name of another pod.", public_message="Device GPU-0 is dirty. The start is tried again.")
 
 
 def refused(refusals: RefusedStarts, clock: _Clock, pod: Pod, *at: float) -> None:

@@ -177,9 +177,9 @@ async def test_clock_set_back_does_not_prolong_the_grace_period_of_a_pod() -> No
         GRANT, limits=Limits(leftover_grace_period=1.0), boot="boot", wall=GRANT.at - 31_536_000.0, free_for=0.0
     )
     assert where.state is PodState.LEFTOVER
-    nobody = replace(GRANT, assignment=None)
+    unassigned = replace(GRANT, assignment=None)
     where = await watch.liveness(
-        nobody, limits=Limits(unknown_pod_idle_period=5.0), boot="boot", wall=GRANT.at - 10.0, free_for=5.0
+        unassigned, limits=Limits(unknown_pod_idle_period=5.0), boot="boot", wall=GRANT.at - 10.0, free_for=5.0
     )
     assert where.state is PodState.OVER
 
@@ -210,10 +210,10 @@ async def test_pod_has_run_only_if_its_container_was_observed_since_the_grant() 
 
 
 async def test_idle_time_of_a_device_before_the_grant_does_not_end_an_unknown_pod() -> None:
-    watch, nobody = watching(Node()), replace(GRANT, assignment=None)
+    watch, unassigned = watching(Node()), replace(GRANT, assignment=None)
     for age, expected in ((4.9, PodState.ALIVE), (5.0, PodState.OVER)):
         where = await watch.liveness(
-            nobody, limits=Limits(unknown_pod_idle_period=5.0), boot="boot", wall=GRANT.at + age, free_for=3600.0
+            unassigned, limits=Limits(unknown_pod_idle_period=5.0), boot="boot", wall=GRANT.at + age, free_for=3600.0
         )
         assert where.state is expected
 

@@ -9,9 +9,9 @@ import pytest
 from scrubber.engine.device.state import run_to_completion
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.views import DeviceView
-from tests.world.matter import gpu
-from tests.world.samples import record
-from tests.world.timeline import in_virtual_time
+from tests.simulation.process_table import gpu
+from tests.simulation.samples import record
+from tests.simulation.timeline import in_virtual_time
 
 
 @in_virtual_time

@@ -6,23 +6,23 @@ from scrubber.domain.assignment import Trust
 from scrubber.domain.handover_kind import Basis
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.states import Health, Hygiene
-from tests.world.kubelet import Tenant
-from tests.world.matter import Proc
-from tests.world.timeline import in_virtual_time
-from tests.world.world import World, a_world
+from tests.simulation.cluster import SimulatedCluster, simulated_cluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.process_table import Proc
+from tests.simulation.timeline import in_virtual_time
 
 
-async def running(world: World, opens_after: float = 0.0) -> Tenant:
-    tenant = await world.admit("acme", "train-0", opens_after=opens_after)
+async def running(cluster: SimulatedCluster, opens_after: float = 0.0) -> Tenant:
+    tenant = await cluster.admit("acme", "train-0", opens_after=opens_after)
     assert tenant is not None
-    await world.until(lambda: tenant.running)
-    await world.run(0.1)
+    await cluster.until(lambda: tenant.running)
+    await cluster.run(0.1)
     return tenant
 
 
-async def restart(world: World) -> None:
-    world.kill()
-    await world.start_service()
+async def restart(cluster: SimulatedCluster) -> None:
+    cluster.kill()
+    await cluster.start_service()
 
 
 def last_grant(record: DeviceRecord) -> Grant:
@@ -32,240 +32,255 @@ def last_grant(record: DeviceRecord) -> Grant:
 
 @in_virtual_time
 async def test_certificates_are_void_after_a_service_restart_and_free_devices_are_scrubbed_at_once() -> None:
-    async with a_world() as world:
-        certificate = world.record().certificate
-        await restart(world)
-        assert world.record().certificate is None
-        assert world.record().hygiene in (Hygiene.DIRTY, Hygiene.SCRUBBING)
-        await world.until(world.settled)
-        assert world.record().certificate != certificate
+    async with simulated_cluster() as cluster:
+        certificate = cluster.record().certificate
+        await restart(cluster)
+        assert cluster.record().certificate is None
+        assert cluster.record().hygiene in (Hygiene.DIRTY, Hygiene.SCRUBBING)
+        await cluster.until(cluster.settled)
+        assert cluster.record().certificate != certificate
 
 
 @in_virtual_time
 async def test_device_stays_with_its_running_pod_across_a_service_restart() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        world.write_all(tenant)
-        bytes_before = list(world.gpu().cells)
-        await restart(world)
-        await world.run(60.0)
-        assert world.record().hygiene is Hygiene.IN_USE
-        assert world.gpu().cells == bytes_before
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        cluster.write_all(tenant)
+        bytes_before = list(cluster.gpu().cells)
+        await restart(cluster)
+        await cluster.run(60.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert cluster.gpu().cells == bytes_before
 
 
 @in_virtual_time
 async def test_device_in_use_counts_as_allocated_after_a_service_restart() -> None:
-    async with a_world() as world:
-        await running(world)
-        assert not world.controller().state.allocated_since
-        await restart(world)
-        assert world.controller().state.allocated_since
+    async with simulated_cluster() as cluster:
+        await running(cluster)
+        assert not cluster.controller().state.allocated_since
+        await restart(cluster)
+        assert cluster.controller().state.allocated_since
 
 
 @in_virtual_time
 async def test_device_stays_across_a_service_restart_with_a_pod_that_has_not_opened_it_yet() -> None:
-    async with a_world() as world:
-        tenant = await running(world, opens_after=20.0)
-        assert world.matter.holders(world.gpu().id) == []
-        await restart(world)
-        await world.run(60.0)
-        assert world.record().hygiene is Hygiene.IN_USE
-        assert last_grant(world.record()).pod == tenant.pod
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster, opens_after=20.0)
+        assert cluster.process_table.holders(cluster.gpu().id) == []
+        await restart(cluster)
+        await cluster.run(60.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert last_grant(cluster.record()).pod == tenant.pod
 
 
 @in_virtual_time
 async def test_device_stays_across_a_service_restart_with_a_listed_pod_that_has_no_process() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        world.kubelet.exit(tenant, again=True)
-        await restart(world)
-        assert world.controller().state.record.hygiene is Hygiene.IN_USE
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        cluster.kubelet.exit(tenant, again=True)
+        await restart(cluster)
+        assert cluster.controller().state.record.hygiene is Hygiene.IN_USE
 
 
 @in_virtual_time
 async def test_container_restart_after_a_service_restart_needs_a_certificate() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        world.write_all(tenant)
-        await restart(world)
-        world.kubelet.exit(tenant, again=True)
-        await world.until(lambda: tenant.starts == 2)
-        assert last_grant(world.record()).basis is Basis.CERTIFICATE
-        assert world.gpu().cells == [""] * 4
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        cluster.write_all(tenant)
+        await restart(cluster)
+        cluster.kubelet.exit(tenant, again=True)
+        await cluster.until(lambda: tenant.starts == 2)
+        assert last_grant(cluster.record()).basis is Basis.CERTIFICATE
+        assert cluster.gpu().cells == [""] * 4
 
 
 @in_virtual_time
 async def test_device_of_a_pod_that_ended_while_the_service_was_down_is_cleared_at_the_next_start() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        world.write_all(tenant)
-        world.kill()
-        world.kubelet.delete(tenant)
-        await world.start_service()
-        await world.until(world.settled)
-        assert world.record().hygiene is Hygiene.CLEAN
-        assert world.gpu().cells == [""] * 4
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        cluster.write_all(tenant)
+        cluster.kill()
+        cluster.kubelet.delete(tenant)
+        await cluster.start_service()
+        await cluster.until(cluster.settled)
+        assert cluster.record().hygiene is Hygiene.CLEAN
+        assert cluster.gpu().cells == [""] * 4
 
 
 @in_virtual_time
 async def test_running_pod_that_an_empty_ledger_does_not_know_is_adopted() -> None:
-    async with a_world(settled=False) as world:
-        tenant = stranger(world)
-        world.matter.write(tenant, world.gpu().id)
-        await world.start_service()
-        await world.run(60.0)
-        grant = last_grant(world.record())
+    async with simulated_cluster(settled=False) as cluster:
+        tenant = pod_without_a_grant(cluster)
+        cluster.process_table.write(tenant, cluster.gpu().id)
+        await cluster.start_service()
+        await cluster.run(60.0)
+        grant = last_grant(cluster.record())
         assert grant.basis is Basis.ADOPTED
         assert grant.pod is not None
         assert grant.pod.uid == tenant.pod
-        assert world.record().hygiene is Hygiene.IN_USE
-        assert world.gpu().cells == [tenant.label] * 4
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert cluster.gpu().cells == [tenant.label] * 4
 
 
 @in_virtual_time
 async def test_running_pod_is_adopted_although_the_grant_of_an_earlier_pod_is_recorded() -> None:
-    async with a_world(devices=1) as world:
-        gone = await running(world)
-        world.kill()
-        world.kubelet.delete(gone)
-        tenant = stranger(world)
-        world.matter.write(tenant, world.gpu().id)
-        await world.start_service()
-        await world.run(60.0)
-        assert world.gpu().cells == [tenant.label] * 4
-        grant = last_grant(world.record())
+    async with simulated_cluster(devices=1) as cluster:
+        gone = await running(cluster)
+        cluster.kill()
+        cluster.kubelet.delete(gone)
+        tenant = pod_without_a_grant(cluster)
+        cluster.process_table.write(tenant, cluster.gpu().id)
+        await cluster.start_service()
+        await cluster.run(60.0)
+        assert cluster.gpu().cells == [tenant.label] * 4
+        grant = last_grant(cluster.record())
         assert grant.pod is not None
         assert grant.pod.uid == tenant.pod
 
 
 @in_virtual_time
 async def test_unknown_pod_whose_processes_cannot_be_read_is_treated_as_running() -> None:
-    async with a_world(settled=False, devices=1) as world:
-        proc = stranger(world)
-        world.matter.write(proc, world.gpu().id)
+    async with simulated_cluster(settled=False, devices=1) as cluster:
+        proc = pod_without_a_grant(cluster)
+        cluster.process_table.write(proc, cluster.gpu().id)
         proc.holds.clear()
         assert proc.pod is not None
-        world.unreadable.add(proc.pod)
-        await world.start_service()
-        await world.run(30.0)
-        assert world.record().hygiene is Hygiene.IN_USE
-        assert world.gpu().cells == [proc.label] * 4
+        cluster.unreadable.add(proc.pod)
+        await cluster.start_service()
+        await cluster.run(30.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert cluster.gpu().cells == [proc.label] * 4
 
 
 @in_virtual_time
 async def test_a_pod_that_only_waits_for_its_start_is_not_adopted() -> None:
-    async with a_world(settled=False) as world:
-        world.kubelet.admit("acme", "train-0", [world.gpu().id], starts=False)
-        await world.start_service()
-        await world.until(world.settled)
-        assert world.record().hygiene is Hygiene.CLEAN
+    async with simulated_cluster(settled=False) as cluster:
+        cluster.kubelet.admit("acme", "train-0", [cluster.gpu().id], starts=False)
+        await cluster.start_service()
+        await cluster.until(cluster.settled)
+        assert cluster.record().hygiene is Hygiene.CLEAN
 
 
 @in_virtual_time
 async def test_orphaned_eraser_is_awaited_before_its_device_is_scrubbed_again() -> None:
-    async with a_world(devices=1, settled=False) as world:
-        await world.start_service()
-        await world.until(lambda: bool(world.erasers.running))
-        world.kill()
-        orphan = world.erasers.running[world.gpu().id]
-        await world.start_service()
+    async with simulated_cluster(devices=1, settled=False) as cluster:
+        await cluster.start_service()
+        await cluster.until(lambda: bool(cluster.erasers.running))
+        cluster.kill()
+        orphan = cluster.erasers.running[cluster.gpu().id]
+        await cluster.start_service()
         assert orphan.task.done()
-        await world.until(world.settled)
-        assert any(event.name == "eraser.orphan.found" for event in world.vault.events)
+        await cluster.until(cluster.settled)
+        assert any(event.name == "eraser.orphan.found" for event in cluster.ledger_store.events)
 
 
 @in_virtual_time
 async def test_orphaned_eraser_that_cannot_be_killed_quarantines_its_device() -> None:
-    async with a_world(devices=1, settled=False) as world:
-        world.gpu().slow, world.erasers.unkillable = 1000.0, True
-        await world.start_service()
-        await world.until(lambda: bool(world.erasers.running))
-        world.kubelet.admit("acme", "train-0", [world.gpu().id], starts=False)
-        world.kill()
-        await world.start_service()
-        assert world.record().grant_sequence == 0, "an eraser is not taken for the pod that waits"
-        await world.until(lambda: world.record().health is Health.QUARANTINED)
-        cause = world.record().cause
+    async with simulated_cluster(devices=1, settled=False) as cluster:
+        cluster.gpu().slow, cluster.erasers.unkillable = 1000.0, True
+        await cluster.start_service()
+        await cluster.until(lambda: bool(cluster.erasers.running))
+        cluster.kubelet.admit("acme", "train-0", [cluster.gpu().id], starts=False)
+        cluster.kill()
+        await cluster.start_service()
+        assert cluster.record().grant_sequence == 0, "an eraser is not taken for the pod that waits"
+        await cluster.until(lambda: cluster.record().health is Health.QUARANTINED)
+        cause = cluster.record().cause
         assert cause is not None
         assert cause.code == "eraser-unkillable"
 
 
 @in_virtual_time
 async def test_device_that_cannot_be_read_at_the_start_is_quarantined_and_delays_no_other_device() -> None:
-    async with a_world(settled=False) as world:
-        world.unreadable.add(world.gpu(0).id)
-        await world.start_service()
-        await world.until(lambda: world.record(1).hygiene is Hygiene.CLEAN)
-        assert world.serving
-        assert world.record(0).health is Health.QUARANTINED
+    async with simulated_cluster(settled=False) as cluster:
+        cluster.unreadable.add(cluster.gpu(0).id)
+        await cluster.start_service()
+        await cluster.until(lambda: cluster.record(1).hygiene is Hygiene.CLEAN)
+        assert cluster.serving
+        assert cluster.record(0).health is Health.QUARANTINED
 
 
 @in_virtual_time
 async def test_granted_device_that_cannot_be_read_at_the_start_stays_with_its_pod() -> None:
-    async with a_world(devices=1) as world:
-        tenant = await running(world)
-        world.write_all(tenant)
-        world.unreadable.add(world.gpu().id)
-        await restart(world)
-        await world.run(10.0)
-        assert world.record().hygiene is Hygiene.IN_USE
-        assert world.record().health is Health.QUARANTINED
+    async with simulated_cluster(devices=1) as cluster:
+        tenant = await running(cluster)
+        cluster.write_all(tenant)
+        cluster.unreadable.add(cluster.gpu().id)
+        await restart(cluster)
+        await cluster.run(10.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert cluster.record().health is Health.QUARANTINED
 
 
 @in_virtual_time
 async def test_grants_of_an_earlier_boot_are_closed_at_the_start() -> None:
-    async with a_world(devices=1) as world:
-        tenant = await running(world)
-        world.write_all(tenant)
-        world.reboot()
-        world.kubelet.delete(tenant)
-        await world.start_service()
-        assert world.record().open_grants == ()
-        await world.until(world.settled)
-        assert world.record().hygiene is Hygiene.CLEAN
+    async with simulated_cluster(devices=1) as cluster:
+        tenant = await running(cluster)
+        cluster.write_all(tenant)
+        cluster.reboot()
+        cluster.kubelet.delete(tenant)
+        await cluster.start_service()
+        assert cluster.record().open_grants == ()
+        await cluster.until(cluster.settled)
+        assert cluster.record().hygiene is Hygiene.CLEAN
 
 
 @in_virtual_time
 async def test_recovery_interrupted_by_a_service_restart_returns_to_quarantine_and_is_retried() -> None:
-    async with a_world(devices=1) as world:
-        world.gpu().xids[95] = 1
-        world.signal(0)
-        await world.until(lambda: world.record().health is Health.RECOVERING)
-        await restart(world)
-        assert world.record().health is Health.QUARANTINED
-        await world.until(lambda: world.record().health is Health.HEALTHY)
-        assert world.gpu().resets >= 1
+    async with simulated_cluster(devices=1) as cluster:
+        cluster.gpu().xids[95] = 1
+        cluster.signal(0)
+        await cluster.until(lambda: cluster.record().health is Health.RECOVERING)
+        await restart(cluster)
+        assert cluster.record().health is Health.QUARANTINED
+        await cluster.until(lambda: cluster.record().health is Health.HEALTHY)
+        assert cluster.gpu().resets >= 1
+
+
+@in_virtual_time
+async def test_audit_log_has_the_end_of_a_scrub_and_of_a_recovery_that_the_last_service_did_not_finish() -> None:
+    async with simulated_cluster(devices=1) as cluster:
+        cluster.gpu().xids[95] = 1
+        cluster.signal(0)
+        await cluster.until(lambda: cluster.record().health is Health.RECOVERING)
+        (unfinished,) = (each for each in cluster.ledger_store.scrubs.values() if each.outcome is None)
+        await restart(cluster)
+        events = {each.name: each for each in cluster.ledger_store.events}
+        finished = events["scrub.finished"]
+        assert (finished.scrub, finished.device) == (unfinished.id, cluster.gpu().id)
+        assert (finished.fields["outcome"], finished.fields["duration_seconds"]) == ("abandoned", None)
+        assert events["health.recovery-failed"].device == cluster.gpu().id
 
 
 @in_virtual_time
 async def test_operator_quarantine_survives_a_service_restart() -> None:
-    async with a_world() as world:
-        await world.node.actions.quarantine("0", "it smells", "uid:1000")
-        await restart(world)
-        await world.run(60.0)
-        assert world.record().health is Health.QUARANTINED
-        assert world.record(1).hygiene is Hygiene.CLEAN
+    async with simulated_cluster() as cluster:
+        await cluster.node.actions.quarantine("0", "it smells", "uid:1000")
+        await restart(cluster)
+        await cluster.run(60.0)
+        assert cluster.record().health is Health.QUARANTINED
+        assert cluster.record(1).hygiene is Hygiene.CLEAN
 
 
 @in_virtual_time
 async def test_device_stays_with_its_pod_if_the_kubelet_lists_nothing_at_the_start() -> None:
-    async with a_world(devices=1) as world:
-        tenant = await running(world)
-        world.write_all(tenant)
-        world.kubelet.trust = Trust.UNREADABLE
-        await restart(world)
-        await world.run(60.0)
-        assert world.record().hygiene is Hygiene.IN_USE
-        assert set(world.gpu().cells) != {""}
+    async with simulated_cluster(devices=1) as cluster:
+        tenant = await running(cluster)
+        cluster.write_all(tenant)
+        cluster.kubelet.trust = Trust.UNREADABLE
+        await restart(cluster)
+        await cluster.run(60.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert set(cluster.gpu().cells) != {""}
 
 
-def stranger(world: World) -> Proc:
+def pod_without_a_grant(cluster: SimulatedCluster) -> Proc:
     """Start a pod on the first device without a request for a grant."""
-    device = world.gpu().id
-    tenant = world.kubelet.admit("acme", "stranger-0", [device], starts=False)
-    proc = world.matter.start(
+    device = cluster.gpu().id
+    tenant = cluster.kubelet.admit("acme", "stranger-0", [device], starts=False)
+    proc = cluster.process_table.start(
         tenant.uid, f"{tenant.uid}/main#1", f"acme/{tenant.uid}/main#1", mounted=frozenset([device]), first=True
     )
     tenant.first, tenant.running = proc, True
-    world.matter.open(proc, device)
+    cluster.process_table.open(proc, device)
     return proc

@@ -12,19 +12,19 @@ from scrubber.domain.evidence import PathKind, ScrubTrigger
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Hygiene
-from tests.world.asking import admitted, ask, started
-from tests.world.kubelet import Tenant
-from tests.world.timeline import in_virtual_time
-from tests.world.world import DEFAULT, World, a_world
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.start_requests import admitted, request_start, started
+from tests.simulation.timeline import in_virtual_time
 
 UNTRUSTED = [Trust.UNREADABLE, Trust.EMPTY_AFTER_RESTART]
 
 
-async def init_running(world: World) -> Tenant:
-    tenant = await world.admit("acme", "train-0", init=True)
+async def init_running(cluster: SimulatedCluster) -> Tenant:
+    tenant = await cluster.admit("acme", "train-0", init=True)
     assert tenant is not None
-    await world.until(lambda: tenant.running)
-    world.write_all(tenant)
+    await cluster.until(lambda: tenant.running)
+    cluster.write_all(tenant)
     return tenant
 
 
@@ -34,18 +34,20 @@ def backs_off(tenant: Tenant) -> None:
     tenant.worker.cancel()
 
 
-async def kept(world: World, seconds: float) -> DeviceRecord:
+async def kept(cluster: SimulatedCluster, seconds: float) -> DeviceRecord:
     """Return the device's record after ``seconds`` in which it was neither released nor scrubbed."""
-    scrubs, cells = scrubbed(world), list(world.gpu().cells)
-    await world.run(seconds)
-    assert world.record().hygiene is Hygiene.IN_USE
-    assert (scrubbed(world), world.gpu().cells) == (scrubs, cells)
-    return world.record()
+    scrubs, cells = scrubbed(cluster), list(cluster.gpu().cells)
+    await cluster.run(seconds)
+    assert cluster.record().hygiene is Hygiene.IN_USE
+    assert (scrubbed(cluster), cluster.gpu().cells) == (scrubs, cells)
+    return cluster.record()
 
 
-def scrubbed(world: World) -> int:
+def scrubbed(cluster: SimulatedCluster) -> int:
     """Return how many scrubs of the first device have started."""
-    return sum(each.device == world.gpu().id and each.path is PathKind.SLOW for each in world.vault.scrubs.values())
+    return sum(
+        each.device == cluster.gpu().id and each.path is PathKind.SLOW for each in cluster.ledger_store.scrubs.values()
+    )
 
 
 # -- never sooner ------------------------------------------------------------------------------------------------------
@@ -55,10 +57,10 @@ def scrubbed(world: World) -> int:
 def test_device_is_not_released_while_an_init_container_runs(trust: Trust) -> None:
     @in_virtual_time
     async def watch() -> None:
-        async with a_world() as world:
-            await init_running(world)
-            world.kubelet.trust = trust
-            await kept(world, 120.0)
+        async with simulated_cluster() as cluster:
+            await init_running(cluster)
+            cluster.kubelet.trust = trust
+            await kept(cluster, 120.0)
 
     watch()
 
@@ -67,15 +69,15 @@ def test_device_is_not_released_while_an_init_container_runs(trust: Trust) -> No
 def test_device_is_not_released_between_an_init_container_and_the_next_container(trust: Trust) -> None:
     @in_virtual_time
     async def watch() -> None:
-        async with a_world() as world:
-            tenant = await init_running(world)
-            world.kubelet.trust = trust
+        async with simulated_cluster() as cluster:
+            tenant = await init_running(cluster)
+            cluster.kubelet.trust = trust
             backs_off(tenant)
-            world.kubelet.exit(tenant, again=False)
-            await kept(world, 120.0)
-            world.kubelet.trust = Trust.TRUSTED
-            world.kubelet.ask_again(tenant)
-            await world.until(lambda: tenant.running and tenant.container == "main")
+            cluster.kubelet.exit(tenant, again=False)
+            await kept(cluster, 120.0)
+            cluster.kubelet.trust = Trust.TRUSTED
+            cluster.kubelet.retry_pre_start(tenant)
+            await cluster.until(lambda: tenant.running and tenant.container == "main")
 
     watch()
 
@@ -84,12 +86,12 @@ def test_device_is_not_released_between_an_init_container_and_the_next_container
 def test_device_is_not_released_in_a_crash_loop_backoff_while_the_kubelet_is_untrusted(trust: Trust) -> None:
     @in_virtual_time
     async def watch() -> None:
-        async with a_world() as world:
-            tenant = await started(world)
-            world.kubelet.trust = trust
+        async with simulated_cluster() as cluster:
+            tenant = await started(cluster)
+            cluster.kubelet.trust = trust
             backs_off(tenant)
-            world.kubelet.exit(tenant, again=True)
-            await kept(world, 300.0)
+            cluster.kubelet.exit(tenant, again=True)
+            await kept(cluster, 300.0)
 
     watch()
 
@@ -97,28 +99,28 @@ def test_device_is_not_released_in_a_crash_loop_backoff_while_the_kubelet_is_unt
 @in_virtual_time
 async def test_absences_before_and_after_an_untrusted_kubelet_list_do_not_add_up_to_a_release() -> None:
     """The list lacked the pod once, then was untrusted, then contains the pod again."""
-    async with a_world() as world:
-        tenant = await started(world)
+    async with simulated_cluster() as cluster:
+        tenant = await started(cluster)
         backs_off(tenant)
-        world.kubelet.exit(tenant, again=True)
-        tenant.gone_since = world.clock.monotonic()
-        await world.run(1.1)
-        world.kubelet.trust = Trust.UNREADABLE
-        await world.run(60.0)
+        cluster.kubelet.exit(tenant, again=True)
+        tenant.gone_since = cluster.clock.monotonic()
+        await cluster.run(1.1)
+        cluster.kubelet.trust = Trust.UNREADABLE
+        await cluster.run(60.0)
         tenant.gone_since = None
-        world.kubelet.trust = Trust.TRUSTED
-        await kept(world, 60.0)
+        cluster.kubelet.trust = Trust.TRUSTED
+        await kept(cluster, 60.0)
 
 
 @in_virtual_time
 async def test_device_of_a_pod_adopted_between_two_of_its_containers_is_not_released() -> None:
-    async with a_world() as world:
-        tenant = await init_running(world)
+    async with simulated_cluster() as cluster:
+        tenant = await init_running(cluster)
         backs_off(tenant)
-        world.kubelet.exit(tenant, again=False)
-        world.kill()
-        await world.start_service()
-        await kept(world, 60.0)
+        cluster.kubelet.exit(tenant, again=False)
+        cluster.kill()
+        await cluster.start_service()
+        await kept(cluster, 60.0)
 
 
 # -- at once after the last use, and joined ----------------------------------------------------------------------------
@@ -126,69 +128,69 @@ async def test_device_of_a_pod_adopted_between_two_of_its_containers_is_not_rele
 
 @in_virtual_time
 async def test_next_pod_joins_the_scrub_that_a_release_started() -> None:
-    async with a_world(devices=1) as world:
-        first = await started(world)
-        world.kubelet.delete(first)
-        await world.until(lambda: bool(world.erasers.running), within=5.0)
-        erasers = world.erasers.started
-        second = await admitted(world)
-        (granted,) = await ask(world, second)
-        assert world.erasers.started == erasers
+    async with simulated_cluster(devices=1) as cluster:
+        first = await started(cluster)
+        cluster.kubelet.delete(first)
+        await cluster.until(lambda: bool(cluster.erasers.running), within=5.0)
+        erasers = cluster.erasers.started
+        second = await admitted(cluster)
+        (granted,) = await request_start(cluster, second)
+        assert cluster.erasers.started == erasers
         assert granted.path is PathKind.SLOW
-        slow = [scrub for scrub in world.vault.scrubs.values() if scrub.path is PathKind.SLOW]
+        slow = [scrub for scrub in cluster.ledger_store.scrubs.values() if scrub.path is PathKind.SLOW]
         assert slow[-1].trigger is ScrubTrigger.RELEASE
 
 
 @in_virtual_time
 async def test_scrub_after_a_release_gets_an_eraser_slot_first_once_a_pod_waits_for_it() -> None:
     one_slot = replace(DEFAULT, limits=replace(Limits(), eraser_slots=1))
-    async with a_world(devices=3, policy=one_slot) as world:
-        pods = [await started(world, "acme", f"train-{number}", number) for number in range(3)]
+    async with simulated_cluster(devices=3, policy=one_slot) as cluster:
+        pods = [await started(cluster, "acme", f"train-{number}", number) for number in range(3)]
         for each in pods:
-            world.kubelet.delete(each)
-        await world.until(lambda: bool(world.erasers.running), within=5.0)
-        first, last = (number for number in range(3) if world.gpu(number).id not in world.erasers.running)
-        second = await admitted(world, "umbrella", "serve-0", last)
-        await ask(world, second)
-        assert world.record(first).hygiene is not Hygiene.CLEAN
+            cluster.kubelet.delete(each)
+        await cluster.until(lambda: bool(cluster.erasers.running), within=5.0)
+        first, last = (number for number in range(3) if cluster.gpu(number).id not in cluster.erasers.running)
+        second = await admitted(cluster, "umbrella", "serve-0", last)
+        await request_start(cluster, second)
+        assert cluster.record(first).hygiene is not Hygiene.CLEAN
 
 
 @in_virtual_time
 async def test_container_that_starts_without_a_grant_stops_the_scrub_of_its_device() -> None:
     """The fence breaks; the interrupted scrub proves nothing, and the pod is left alone."""
-    async with a_world(devices=1) as world:
-        first = await started(world)
-        world.gpu().slow = 20.0
-        world.kubelet.delete(first)
-        await world.until(lambda: bool(world.erasers.running), within=5.0)
-        tenant = await admitted(world)
-        world.gpu().slow = 1.0
-        device = world.gpu().id
+    async with simulated_cluster(devices=1) as cluster:
+        first = await started(cluster)
+        cluster.gpu().slow = 20.0
+        cluster.kubelet.delete(first)
+        await cluster.until(lambda: bool(cluster.erasers.running), within=5.0)
+        tenant = await admitted(cluster)
+        cluster.gpu().slow = 1.0
+        device = cluster.gpu().id
         container = f"{tenant.uid}/main#1"
-        proc = world.matter.start(None, container, f"umbrella/{container}", mounted=frozenset({device}))
-        world.matter.open(proc, device)
-        await world.run(10.0)
-        assert not world.erasers.running
-        assert world.record().certificate is None
+        proc = cluster.process_table.start(None, container, f"umbrella/{container}", mounted=frozenset({device}))
+        cluster.process_table.open(proc, device)
+        await cluster.run(10.0)
+        assert not cluster.erasers.running
+        assert cluster.record().certificate is None
         assert proc.alive
-        assert world.record().grant_sequence == 1
-        world.matter.end(proc)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=120.0)
+        assert cluster.record().grant_sequence == 1
+        cluster.process_table.end(proc)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN, within=120.0)
 
 
 @in_virtual_time
 async def test_scrub_after_a_release_goes_on_when_the_waiting_pod_gives_up() -> None:
-    async with a_world(devices=1) as world:
-        first = await started(world)
-        world.kubelet.delete(first)
-        await world.until(lambda: bool(world.erasers.running), within=5.0)
-        second = await admitted(world)
-        call = ask(world, second)
-        await world.run(0.1)
+    async with simulated_cluster(devices=1) as cluster:
+        first = await started(cluster)
+        cluster.kubelet.delete(first)
+        await cluster.until(lambda: bool(cluster.erasers.running), within=5.0)
+        second = await admitted(cluster)
+        call = request_start(cluster, second)
+        await cluster.run(0.1)
         call.cancel()
         await asyncio.wait({call})
-        world.kubelet.delete(second)
-        erasers = world.erasers.started
-        await world.until(world.settled)
-        assert world.record().hygiene is Hygiene.CLEAN
-        assert world.erasers.started == erasers
+        cluster.kubelet.delete(second)
+        erasers = cluster.erasers.started
+        await cluster.until(cluster.settled)
+        assert cluster.record().hygiene is Hygiene.CLEAN
+        assert cluster.erasers.started == erasers

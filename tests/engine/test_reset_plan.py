@@ -11,8 +11,8 @@ from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.states import Hygiene
 from scrubber.engine.node import Node
-from tests.world.timeline import in_virtual_time
-from tests.world.world import World, a_world
+from tests.simulation.cluster import SimulatedCluster, simulated_cluster
+from tests.simulation.timeline import in_virtual_time
 
 
 @dataclass
@@ -25,51 +25,51 @@ class Planning:
         return ResetPlan(device.id, "by decree", ("reset",), blockers=("The adapter's own.",), also_reset=self.together)
 
     async def reset(self, device: Device, deadline: float) -> None:
-        raise AssertionError("a plan was asked for, no reset")
+        raise AssertionError("only a plan was requested, no reset")
 
 
-def node_of(world: World, resetter: Planning) -> Node:
-    """Return a node with the controllers of ``world``, whose resets are planned by ``resetter``."""
-    assert world.service is not None
-    dependencies = replace(world.service.dependencies, resetter=resetter)
-    node = Node(dependencies=dependencies, service_view=world.node.service_view, epoch="epoch-1")
-    for controller in world.node.devices.controllers.values():
+def node_of(cluster: SimulatedCluster, resetter: Planning) -> Node:
+    """Return a node with the controllers of ``cluster``, whose resets are planned by ``resetter``."""
+    assert cluster.service is not None
+    dependencies = replace(cluster.service.dependencies, resetter=resetter)
+    node = Node(dependencies=dependencies, service_view=cluster.node.service_view, epoch="epoch-1")
+    for controller in cluster.node.devices.controllers.values():
         node.devices.add(controller)
     return node
 
 
 @in_virtual_time
 async def test_reset_plan_of_an_idle_device_has_only_the_adapters_blockers() -> None:
-    async with a_world(devices=2) as world:
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
-        before = world.record()
-        plan = await node_of(world, Planning()).actions.reset_plan("0")
+    async with simulated_cluster(devices=2) as cluster:
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+        before = cluster.record()
+        plan = await node_of(cluster, Planning()).actions.reset_plan("0")
         assert (plan.device, plan.actions, plan.blockers) == (
-            world.controller().id,
+            cluster.controller().id,
             ("reset",),
             ("The adapter's own.",),
         )
-        assert world.record() == before
+        assert cluster.record() == before
 
 
 @in_virtual_time
 async def test_device_in_use_blocks_its_own_reset_and_the_reset_of_devices_grouped_with_it() -> None:
-    async with a_world(devices=2) as world:
-        await world.until(lambda: world.record(1).hygiene is Hygiene.CLEAN)
-        tenant = await world.admit("acme", "train-0", devices=(1,))
+    async with simulated_cluster(devices=2) as cluster:
+        await cluster.until(lambda: cluster.record(1).hygiene is Hygiene.CLEAN)
+        tenant = await cluster.admit("acme", "train-0", devices=(1,))
         assert tenant is not None
-        await world.until(lambda: tenant.running)
-        used = world.controller(1).state.device
-        for asked, together in (("1", ()), ("0", (used.id, "GPU-of-nobody"))):
-            plan = await node_of(world, Planning(together)).actions.reset_plan(asked)
+        await cluster.until(lambda: tenant.running)
+        used = cluster.controller(1).state.device
+        for name, together in (("1", ()), ("0", (used.id, "GPU-unknown"))):
+            plan = await node_of(cluster, Planning(together)).actions.reset_plan(name)
             assert plan.blockers == (
-                f"Device 1 ({used.id}) is in use by acme/train-0: wait until that is over.",
+                f"Device 1 ({used.id}) is in use by acme/train-0: wait until that has ended.",
                 "The adapter's own.",
             )
 
 
 @in_virtual_time
 async def test_reset_plan_of_an_unknown_device_is_refused() -> None:
-    async with a_world(devices=1) as world:
+    async with simulated_cluster(devices=1) as cluster:
         with pytest.raises(InvalidRequest):
-            await node_of(world, Planning()).actions.reset_plan("7")
+            await node_of(cluster, Planning()).actions.reset_plan("7")

@@ -16,8 +16,8 @@ from scrubber.engine import scrub
 from scrubber.engine.scrub import ScrubResult
 from scrubber.engine.steps.context import ScrubContext
 from scrubber.ports.device import Resetter
-from tests.world.timeline import in_virtual_time
-from tests.world.world import World, a_world
+from tests.simulation.cluster import SimulatedCluster, simulated_cluster
+from tests.simulation.timeline import in_virtual_time
 
 
 @dataclass
@@ -43,17 +43,17 @@ def scrubbed(answering: Answering, *, ghost: bool = False, required: bool = True
 
     @in_virtual_time
     async def run() -> ScrubResult:
-        async with a_world(devices=1) as world:
-            world.gpu().ghost = ghost
-            return await scrub.run_scrub(resetting(world, answering, required=required), lambda _: None)
+        async with simulated_cluster(devices=1) as cluster:
+            cluster.gpu().ghost = ghost
+            return await scrub.run_scrub(resetting(cluster, answering, required=required), lambda _: None)
 
     return run()
 
 
-def resetting(world: World, answering: Resetter, *, required: bool = True) -> ScrubContext:
-    assert world.service is not None
-    controller = world.controller()
-    policy = replace(world.policy, reset=ResetMode.REQUIRED if required else ResetMode.BEST_EFFORT)
+def resetting(cluster: SimulatedCluster, answering: Resetter, *, required: bool = True) -> ScrubContext:
+    assert cluster.service is not None
+    controller = cluster.controller()
+    policy = replace(cluster.policy, reset=ResetMode.REQUIRED if required else ResetMode.BEST_EFFORT)
     plan = policy.plan(PathKind.SLOW, ScrubTrigger.CONTAINER_START, must_reset=True)
     assert Step.RESET in plan.steps
     return ScrubContext(
@@ -62,19 +62,19 @@ def resetting(world: World, answering: Resetter, *, required: bool = True) -> Sc
         record=controller.state.record,
         plan=replace(plan, steps=(Step.HOLDERS, Step.RESET, Step.HEALTH)),
         policy=policy,
-        dependencies=replace(world.service.dependencies, resetter=answering),
+        dependencies=replace(cluster.service.dependencies, resetter=answering),
         pods=controller.pods,
         pod_liveness=controller.occupancy.pod_liveness,
         unauthorized_use=controller.occupancy.unauthorized_use,
-        eraser_slot=lambda: world.node.devices.eraser_pool.slot(lambda: False),
+        eraser_slot=lambda: cluster.node.devices.eraser_pool.slot(lambda: False),
         progress=lambda _: None,
-        keep_out_of_use=world.service.node.devices.keep_out_of_use,
+        keep_out_of_use=cluster.service.node.devices.keep_out_of_use,
     )
 
 
 @pytest.mark.parametrize("ghost", [False, True])
 def test_device_held_during_its_reset_blocks_the_scrub_and_is_not_faulted(ghost: bool) -> None:
-    result = scrubbed(Answering(DeviceBusy("somebody has it")), ghost=ghost)
+    result = scrubbed(Answering(DeviceBusy("the device is held")), ghost=ghost)
     assert result.outcome is Outcome.BLOCKED
     assert not result.was_reset
     last = result.steps[-1]
@@ -116,45 +116,45 @@ def test_unavailable_reset_is_recorded_as_not_covered_where_no_reset_is_required
 class TakingOthersAlong:
     """:class:`scrubber.ports.Resetter` whose resets include another device."""
 
-    world: World
+    cluster: SimulatedCluster
     other: str
     seen: list[str]
 
     async def plan(self, device: Device) -> ResetPlan:
-        return ResetPlan(device.id, "by decree", ("reset",), also_reset=(self.other, "GPU-of-nobody"))
+        return ResetPlan(device.id, "by decree", ("reset",), also_reset=(self.other, "GPU-unknown"))
 
     async def reset(self, device: Device, deadline: float) -> None:
-        self.seen.append(self.world.controller(1).state.record.hygiene.value)
+        self.seen.append(self.cluster.controller(1).state.record.hygiene.value)
 
 
 @in_virtual_time
 async def test_device_reset_together_with_another_loses_its_certificate_before_the_reset() -> None:
-    async with a_world(devices=2) as world:
-        await world.until(lambda: world.controller(1).state.record.hygiene is Hygiene.CLEAN)
-        resetter = TakingOthersAlong(world, world.controller(1).id, [])
-        result = await scrub.run_scrub(resetting(world, resetter), lambda _: None)
+    async with simulated_cluster(devices=2) as cluster:
+        await cluster.until(lambda: cluster.controller(1).state.record.hygiene is Hygiene.CLEAN)
+        resetter = TakingOthersAlong(cluster, cluster.controller(1).id, [])
+        result = await scrub.run_scrub(resetting(cluster, resetter), lambda _: None)
         assert result.was_reset
         assert resetter.seen == ["dirty"]
 
 
 @in_virtual_time
 async def test_device_in_use_is_never_reset_together_with_another() -> None:
-    async with a_world(devices=2) as world:
-        await world.until(lambda: world.controller(1).state.record.hygiene is Hygiene.CLEAN)
-        tenant = await world.admit("acme", "train-0", devices=(1,))
+    async with simulated_cluster(devices=2) as cluster:
+        await cluster.until(lambda: cluster.controller(1).state.record.hygiene is Hygiene.CLEAN)
+        tenant = await cluster.admit("acme", "train-0", devices=(1,))
         assert tenant is not None
-        await world.until(lambda: tenant.running)
-        assert world.controller(1).state.record.hygiene is Hygiene.IN_USE
-        resetter = TakingOthersAlong(world, world.controller(1).id, [])
-        result = await scrub.run_scrub(resetting(world, resetter), lambda _: None)
+        await cluster.until(lambda: tenant.running)
+        assert cluster.controller(1).state.record.hygiene is Hygiene.IN_USE
+        resetter = TakingOthersAlong(cluster, cluster.controller(1).id, [])
+        result = await scrub.run_scrub(resetting(cluster, resetter), lambda _: None)
         assert result.outcome is Outcome.BLOCKED
         assert resetter.seen == []
 
 
 @in_virtual_time
 async def test_device_that_is_being_scrubbed_is_never_reset_together_with_another() -> None:
-    async with a_world(devices=2) as world:
-        await world.controller(1).scrubs.start(ScrubTrigger.ON_DEMAND)
+    async with simulated_cluster(devices=2) as cluster:
+        await cluster.controller(1).scrubs.start(ScrubTrigger.ON_DEMAND)
         with pytest.raises(DeviceBusy, match="scrubbing"):
-            async with world.controller(1).occupancy.keep_out_of_use():
+            async with cluster.controller(1).occupancy.keep_out_of_use():
                 raise AssertionError("the device was kept still in the middle of its scrub")

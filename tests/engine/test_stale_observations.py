@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.world.asking import started
-from tests.world.samples import assignment, pod
-from tests.world.timeline import in_virtual_time
-from tests.world.world import a_world
+from tests.simulation.cluster import simulated_cluster
+from tests.simulation.samples import assignment, pod
+from tests.simulation.start_requests import started
+from tests.simulation.timeline import in_virtual_time
 
 
 @in_virtual_time
 async def test_check_that_began_before_a_certificate_was_issued_does_not_void_the_certificate() -> None:
-    async with a_world(1) as world:
-        controller = world.controller()
+    async with simulated_cluster(1) as cluster:
+        controller = cluster.controller()
         record = controller.state.record
         assert record.certificate is not None
         seen = replace(record, certificate=replace(record.certificate, id="cert-before"))
@@ -23,9 +23,9 @@ async def test_check_that_began_before_a_certificate_was_issued_does_not_void_th
 
 @in_virtual_time
 async def test_pod_that_has_a_grant_is_not_adopted_again() -> None:
-    async with a_world(1) as world:
-        tenant = await started(world)
-        controller = world.controller()
+    async with simulated_cluster(1) as cluster:
+        tenant = await started(cluster)
+        controller = cluster.controller()
         record = controller.state.record
         await controller.occupancy.adopt(assignment(tenant.pod))
         assert controller.state.record is record
@@ -33,9 +33,9 @@ async def test_pod_that_has_a_grant_is_not_adopted_again() -> None:
 
 @in_virtual_time
 async def test_pod_and_container_of_an_earlier_grant_are_not_recorded_with_the_last_grant() -> None:
-    async with a_world(1) as world:
-        await started(world)
-        controller = world.controller()
+    async with simulated_cluster(1) as cluster:
+        await started(cluster)
+        controller = cluster.controller()
         record = controller.state.record
         await controller.occupancy.record_grant_pod(record.grant_sequence - 1, assignment(pod("umbrella")), ())
         await controller.occupancy.record_started_container(record.grant_sequence - 1, "cgroup-before", "another")

@@ -21,8 +21,8 @@ from scrubber.engine.steps.diagnostics import diagnose
 from scrubber.engine.steps.memory import clear_memory
 from scrubber.engine.steps.on_chip import evaluate_on_chip
 from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest, OnChipReport, Telemetry
-from tests.world.timeline import in_virtual_time
-from tests.world.world import World, a_world
+from tests.simulation.cluster import SimulatedCluster, simulated_cluster
+from tests.simulation.timeline import in_virtual_time
 
 WHOLE = EraseReport(total_bytes=100, cleared_bytes=100, verified_bytes=100, residue_bytes=0, failed_bytes=0)
 
@@ -31,14 +31,14 @@ WHOLE = EraseReport(total_bytes=100, cleared_bytes=100, verified_bytes=100, resi
 class Answering:
     """:class:`scrubber.ports.Eraser` that responds as the test sets, after ``seconds``."""
 
-    world: World
+    cluster: SimulatedCluster
     answer: EraseReport | Exception
     seconds: float = 0.0
 
     async def erase(
         self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]
     ) -> EraseReport:
-        await self.world.run(self.seconds)
+        await self.cluster.run(self.seconds)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -51,25 +51,25 @@ class Answering:
 
 
 def work(
-    world: World, answer: EraseReport | Exception, *, seconds: float = 0.0, slow_path: float = 120.0
+    cluster: SimulatedCluster, answer: EraseReport | Exception, *, seconds: float = 0.0, slow_path: float = 120.0
 ) -> ScrubContext:
     """Return the context of a slow path on the first device whose eraser responds with ``answer``."""
-    assert world.service is not None
-    policy = replace(world.policy, limits=replace(Limits(), slow_path=slow_path))
-    controller = world.controller()
+    assert cluster.service is not None
+    policy = replace(cluster.policy, limits=replace(Limits(), slow_path=slow_path))
+    controller = cluster.controller()
     return ScrubContext(
         scrub="scrub-1",
         device=controller.state.device,
         record=controller.state.record,
         plan=policy.plan(PathKind.SLOW, ScrubTrigger.CONTAINER_START),
         policy=policy,
-        dependencies=replace(world.service.dependencies, eraser=Answering(world, answer, seconds)),
+        dependencies=replace(cluster.service.dependencies, eraser=Answering(cluster, answer, seconds)),
         pods=controller.pods,
         pod_liveness=controller.occupancy.pod_liveness,
         unauthorized_use=controller.occupancy.unauthorized_use,
-        eraser_slot=lambda: world.node.devices.eraser_pool.slot(lambda: False),
+        eraser_slot=lambda: cluster.node.devices.eraser_pool.slot(lambda: False),
         progress=lambda _: None,
-        keep_out_of_use=world.service.node.devices.keep_out_of_use,
+        keep_out_of_use=cluster.service.node.devices.keep_out_of_use,
     )
 
 
@@ -78,8 +78,8 @@ def judged(answer: EraseReport | Exception) -> StepResult:
 
     @in_virtual_time
     async def judge() -> StepResult:
-        async with a_world(devices=1) as world:
-            return await clear_memory(work(world, answer))
+        async with simulated_cluster(devices=1) as cluster:
+            return await clear_memory(work(cluster, answer))
 
     return judge()
 
@@ -136,8 +136,8 @@ ALL_SEEN = OnChipReport(
 def judged_on_chip(found: OnChipReport | None) -> StepResult:
     @in_virtual_time
     async def judge() -> StepResult:
-        async with a_world(devices=1) as world:
-            context = work(world, replace(WHOLE, on_chip=found))
+        async with simulated_cluster(devices=1) as cluster:
+            context = work(cluster, replace(WHOLE, on_chip=found))
             await clear_memory(context)
             return await evaluate_on_chip(context)
 
@@ -187,7 +187,7 @@ class Diagnosing:
         ((DiagnosticCheck("matrix-product", 0),), ["diagnostics-slow"], Severity.FAULT),
         ((), ["diagnostics-failed"], Severity.FAULT),
         (Unreadable("the child died"), ["diagnostics-failed"], Severity.FAULT),
-        (DeviceBusy("somebody has it"), ["device-busy"], Severity.BLOCKING),
+        (DeviceBusy("the device is held"), ["device-busy"], Severity.BLOCKING),
     ],
 )
 def test_diagnostics_are_judged_by_errors_and_minimum_rates(
@@ -195,8 +195,8 @@ def test_diagnostics_are_judged_by_errors_and_minimum_rates(
 ) -> None:
     @in_virtual_time
     async def run() -> StepResult:
-        async with a_world(devices=1) as world:
-            context = work(world, WHOLE)
+        async with simulated_cluster(devices=1) as cluster:
+            context = work(cluster, WHOLE)
             rule = DiagnosticsRule(min_rates={"Labelled*": {"matrix-product": 5e9}})
             return await diagnose(
                 replace(
@@ -223,7 +223,7 @@ def test_residue_and_a_corrected_memory_size_are_recorded_as_notes(changes: dict
 @pytest.mark.parametrize(
     ("error", "code", "severity"),
     [
-        (DeviceBusy("somebody has it"), "device-busy", Severity.BLOCKING),
+        (DeviceBusy("the device is held"), "device-busy", Severity.BLOCKING),
         (DriverTimeout("killed"), "erase-timeout", Severity.FAULT),
     ],
 )
@@ -235,9 +235,9 @@ def test_failed_eraser_fails_the_memory_step(error: Exception, code: str, severi
 
 @in_virtual_time
 async def test_first_failed_step_ends_the_scrub() -> None:
-    async with a_world(devices=1) as world:
+    async with simulated_cluster(devices=1) as cluster:
         began: list[Step] = []
-        result = await scrub.run_scrub(work(world, DeviceBusy("somebody has it")), began.append)
+        result = await scrub.run_scrub(work(cluster, DeviceBusy("the device is held")), began.append)
         assert result.outcome is Outcome.BLOCKED
         assert began == [Step.HOLDERS, Step.MEMORY]
 
@@ -246,8 +246,8 @@ async def test_first_failed_step_ends_the_scrub() -> None:
 def test_device_fault_ends_the_scrub_with_its_own_code(fault: DeviceFault) -> None:
     @in_virtual_time
     async def fail() -> None:
-        async with a_world(devices=1) as world:
-            result = await scrub.run_scrub(work(world, fault), lambda _: None)
+        async with simulated_cluster(devices=1) as cluster:
+            result = await scrub.run_scrub(work(cluster, fault), lambda _: None)
             assert result.outcome is Outcome.FAILED
             assert result.findings[-1].code == fault.code
 
@@ -256,22 +256,22 @@ def test_device_fault_ends_the_scrub_with_its_own_code(fault: DeviceFault) -> No
 
 @in_virtual_time
 async def test_step_that_exceeds_the_time_limit_of_the_scrub_fails_the_scrub() -> None:
-    async with a_world(devices=1) as world:
-        world.gpu().stuck = True
-        result = await scrub.run_scrub(work(world, WHOLE, slow_path=0.5), lambda _: None)
+    async with simulated_cluster(devices=1) as cluster:
+        cluster.gpu().stuck = True
+        result = await scrub.run_scrub(work(cluster, WHOLE, slow_path=0.5), lambda _: None)
         assert result.outcome is Outcome.FAILED
         assert [finding.code for finding in result.findings] == ["scrub-timeout"]
 
 
 @dataclass
 class Interrupted(Answering):
-    """An eraser during whose first query the service stalls for ``standstill`` seconds."""
+    """An eraser during whose first query the service stalls for ``stall`` seconds."""
 
-    standstill: float = 0.0
+    stall: float = 0.0
 
     async def find_orphan(self, device: Device) -> int | None:
-        asyncio.get_running_loop().call_later(0.01, self.world.pause, self.standstill)
-        await self.world.run(0.02)
+        asyncio.get_running_loop().call_later(0.01, self.cluster.pause, self.stall)
+        await self.cluster.run(0.02)
         return None
 
 
@@ -279,26 +279,24 @@ class Interrupted(Answering):
 class Slow:
     """:class:`scrubber.ports.Telemetry` that takes a moment."""
 
-    world: World
+    cluster: SimulatedCluster
     telemetry: Telemetry
 
     async def snapshot(self, device: Device) -> Snapshot:
-        await self.world.run(0.02)
+        await self.cluster.run(0.02)
         return await self.telemetry.snapshot(device)
 
     def signals(self) -> AsyncIterator[Signal]:
         return self.telemetry.signals()
 
 
-@pytest.mark.parametrize("standstill", [0.3, 0.46, 0.49, 0.5, 0.55, 3.0])
+@pytest.mark.parametrize("stall", [0.3, 0.46, 0.49, 0.5, 0.55, 3.0])
 @in_virtual_time
-async def test_stall_of_the_service_during_a_step_is_not_blamed_on_the_device(standstill: float) -> None:
-    async with a_world(devices=1) as world:
-        context = work(world, WHOLE, slow_path=0.5)
-        slow = Slow(world, context.dependencies.telemetry)
-        dependencies = replace(
-            context.dependencies, eraser=Interrupted(world, WHOLE, standstill=standstill), telemetry=slow
-        )
+async def test_stall_of_the_service_during_a_step_is_not_blamed_on_the_device(stall: float) -> None:
+    async with simulated_cluster(devices=1) as cluster:
+        context = work(cluster, WHOLE, slow_path=0.5)
+        slow = Slow(cluster, context.dependencies.telemetry)
+        dependencies = replace(context.dependencies, eraser=Interrupted(cluster, WHOLE, stall=stall), telemetry=slow)
         result = await scrub.run_scrub(replace(context, dependencies=dependencies), lambda _: None)
         assert [finding.code for finding in result.findings] == []
         assert result.outcome is Outcome.PASSED
@@ -306,21 +304,21 @@ async def test_stall_of_the_service_during_a_step_is_not_blamed_on_the_device(st
 
 @in_virtual_time
 async def test_clearing_has_a_time_limit_separate_from_that_of_the_scrub() -> None:
-    async with a_world(devices=1) as world:
-        result = await scrub.run_scrub(work(world, WHOLE, seconds=20.0, slow_path=10.0), lambda _: None)
+    async with simulated_cluster(devices=1) as cluster:
+        result = await scrub.run_scrub(work(cluster, WHOLE, seconds=20.0, slow_path=10.0), lambda _: None)
         assert result.outcome is Outcome.PASSED
 
 
 @in_virtual_time
 async def test_wait_for_an_eraser_slot_does_not_count_towards_the_time_limit_of_the_scrub() -> None:
-    async with a_world(devices=3) as world:
-        assert world.service is not None
-        slots = world.node.devices.eraser_pool
+    async with simulated_cluster(devices=3) as cluster:
+        assert cluster.service is not None
+        slots = cluster.node.devices.eraser_pool
         async with slots.slot(lambda: True), slots.slot(lambda: True):
-            waiting = world.service.life.start(
-                scrub.run_scrub(work(world, WHOLE, slow_path=10.0), lambda _: None), "scrub"
+            waiting = cluster.service.life.start(
+                scrub.run_scrub(work(cluster, WHOLE, slow_path=10.0), lambda _: None), "scrub"
             )
-            await world.run(60.0)
+            await cluster.run(60.0)
             assert not waiting.done()
         assert (await waiting).outcome is Outcome.PASSED
 
@@ -344,16 +342,16 @@ class Snapshots:
 
 @in_virtual_time
 async def test_holders_reported_with_the_health_snapshot_are_not_queried_again() -> None:
-    async with a_world(devices=1) as world:
-        world.unreadable.add(world.gpu().id)  # a query of its holders fails
+    async with simulated_cluster(devices=1) as cluster:
+        cluster.unreadable.add(cluster.gpu().id)  # a query of its holders fails
         with pytest.raises(DriverTimeout):
-            await world.controller().occupancy.is_held()
+            await cluster.controller().occupancy.is_held()
         for held, outcome in ((False, Outcome.PASSED), (True, Outcome.BLOCKED)):
-            context = work(world, WHOLE)
+            context = work(cluster, WHOLE)
             telemetry = Snapshots(context.dependencies.telemetry, held)
             context = replace(
                 context,
-                plan=world.policy.plan(PathKind.FAST, ScrubTrigger.CONTAINER_START),
+                plan=cluster.policy.plan(PathKind.FAST, ScrubTrigger.CONTAINER_START),
                 dependencies=replace(context.dependencies, telemetry=telemetry),
             )
             assert (await scrub.run_scrub(context, lambda _: None)).outcome is outcome

@@ -14,25 +14,25 @@ from scrubber.domain.policy import Policy, UninspectedProcessAction
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, UninspectedProcess
 from scrubber.domain.usage import may_hold_undetected
 from scrubber.engine.steps.holders import _MAX_NAMED
-from tests.world.asking import started
-from tests.world.timeline import in_virtual_time
-from tests.world.world import DEFAULT, World, a_world
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.start_requests import started
+from tests.simulation.timeline import in_virtual_time
 
 POD = "5e0f1c1a-0000-4000-8000-00000000cafe"
-CROWD = UninspectedProcess(
-    4242, 77, "crowd of uid 1000: there was no time to look through its descriptors", confined=True
-)
+CROWD = UninspectedProcess(4242, 77, "crowd of uid 1000: there was no time to scan its descriptors", confined=True)
 END = replace(DEFAULT, uninspected_processes=UninspectedProcessAction.KILL)
 
 
 class Walks:
-    """Makes the world's walks leave ``left`` uninspected, for as many walks as ``times``."""
+    """Makes the cluster's walks leave ``left`` uninspected, for as many walks as ``times``."""
 
-    def __init__(self, world: World, *left: UninspectedProcess, pod: str | None = POD, times: int = 1_000_000) -> None:
-        assert world.service is not None
+    def __init__(
+        self, cluster: SimulatedCluster, *left: UninspectedProcess, pod: str | None = POD, times: int = 1_000_000
+    ) -> None:
+        assert cluster.service is not None
         self.had: list[Collection[str]] = []
         self.ended: list[int] = []
-        dependencies = world.service.dependencies
+        dependencies = cluster.service.dependencies
         really, uid_of = dependencies.holders.list_holders, dependencies.containers.pod_uid_of
         pids = {each.pid for each in left}
 
@@ -55,8 +55,8 @@ class Walks:
         dependencies.containers.terminate = end  # type: ignore[method-assign]
 
 
-async def scrubbed(world: World) -> ScrubRecord:
-    job = await world.controller().scrubs.start(ScrubTrigger.ON_DEMAND)
+async def scrubbed(cluster: SimulatedCluster) -> ScrubRecord:
+    job = await cluster.controller().scrubs.start(ScrubTrigger.ON_DEMAND)
     return await job.wait()
 
 
@@ -64,30 +64,30 @@ def findings(finished: ScrubRecord) -> dict[str, Severity]:
     return {each.code: each.severity for each in finished.findings}
 
 
-def events(world: World) -> list[str]:
-    assert world.journal is not None
-    wanted = ("uninspected.process.found", "uninspected.process.killed")
-    return [event.name for event in world.journal.events if event.name in wanted]
+def events(cluster: SimulatedCluster) -> list[str]:
+    assert cluster.journal is not None
+    names = ("uninspected.process.found", "uninspected.process.killed")
+    return [event.name for event in cluster.journal.events if event.name in names]
 
 
 @in_virtual_time
 async def test_pod_that_never_had_the_device_blocks_no_scrub_by_being_slow_to_inspect() -> None:
-    async with a_world(devices=1) as world:
-        await world.run(5.0)
-        walks = Walks(world, CROWD)
-        finished = await scrubbed(world)
+    async with simulated_cluster(devices=1) as cluster:
+        await cluster.run(5.0)
+        walks = Walks(cluster, CROWD)
+        finished = await scrubbed(cluster)
         assert finished.outcome is Outcome.PASSED
         assert findings(finished) == {"uninspected-processes": Severity.NOTE}
         assert len(walks.had) == 1, "nothing waits for it"
-        certificate = world.record().certificate
+        certificate = cluster.record().certificate
         assert certificate is not None
-        (line,) = [each for each in certificate.not_covered if "never given the device" in each]
+        (line,) = [each for each in certificate.not_covered if "never granted the device" in each]
         assert line.startswith("holders: 1 process(es) of 1 pod(s)")
         assert POD not in "".join(certificate.not_covered)
         for _ in range(3):
-            await scrubbed(world)
-        assert events(world) == ["uninspected.process.found"], "once it was not finished in several walks"
-        assert "4242" in world.controller().view.uninspected_processes[0]
+            await scrubbed(cluster)
+        assert events(cluster) == ["uninspected.process.found"], "once it was not finished in several walks"
+        assert "4242" in cluster.controller().view.uninspected_processes[0]
 
 
 @pytest.mark.parametrize("left", [replace(CROWD, confined=False), replace(CROWD, pid=0, pod_uid=None, confined=False)])
@@ -95,38 +95,38 @@ async def test_pod_that_never_had_the_device_blocks_no_scrub_by_being_slow_to_in
 async def test_uninspected_process_that_may_open_the_device_blocks_the_scrub(
     left: UninspectedProcess,
 ) -> None:
-    async with a_world(devices=1) as world:
-        await world.run(5.0)
-        walks = Walks(world, left)
-        finished = await scrubbed(world)
+    async with simulated_cluster(devices=1) as cluster:
+        await cluster.run(5.0)
+        walks = Walks(cluster, left)
+        finished = await scrubbed(cluster)
         assert finished.outcome is Outcome.BLOCKED
         assert findings(finished) == {"uninspected-processes": Severity.BLOCKING}
         assert len(walks.had) == 4, "it was gone on with several times first"
-        assert events(world) == ["uninspected.process.found"]
+        assert events(cluster) == ["uninspected.process.found"]
 
 
 @in_virtual_time
 async def test_process_that_a_later_walk_inspects_only_delays_the_scrub_and_is_not_reported() -> None:
-    async with a_world(devices=1) as world:
-        await world.run(5.0)
-        walks = Walks(world, replace(CROWD, confined=False), pod=None, times=2)
-        finished = await scrubbed(world)
+    async with simulated_cluster(devices=1) as cluster:
+        await cluster.run(5.0)
+        walks = Walks(cluster, replace(CROWD, confined=False), pod=None, times=2)
+        finished = await scrubbed(cluster)
         assert (finished.outcome, findings(finished)) == (Outcome.PASSED, {})
         assert len(walks.had) == 3
-        assert events(world) == []
-        assert world.controller().view.uninspected_processes == ()
+        assert events(cluster) == []
+        assert cluster.controller().view.uninspected_processes == ()
 
 
 @in_virtual_time
 async def test_process_of_a_pod_that_has_the_device_may_hold_the_device_undetected() -> None:
-    async with a_world(devices=1) as world:
-        tenant = await started(world)
-        grants = world.record().open_grants
+    async with simulated_cluster(devices=1) as cluster:
+        tenant = await started(cluster)
+        grants = cluster.record().open_grants
         assert grants[0].pod is not None
-        assert world.service is not None
-        reading = world.node.pods.reading
-        assert may_hold_undetected(tenant.uid, world.gpu().id, grants, reading, confined=True)
-        assert not may_hold_undetected(POD, world.gpu().id, grants, reading, confined=True)
+        assert cluster.service is not None
+        reading = cluster.node.pods.reading
+        assert may_hold_undetected(tenant.uid, cluster.gpu().id, grants, reading, confined=True)
+        assert not may_hold_undetected(POD, cluster.gpu().id, grants, reading, confined=True)
 
 
 @pytest.mark.parametrize(
@@ -137,43 +137,43 @@ async def test_process_of_a_pod_that_has_the_device_may_hold_the_device_undetect
 async def test_uninspected_pod_process_is_killed_after_several_walks_only_where_the_policy_says_so(
     policy: Policy, pod: str | None, ended: list[int]
 ) -> None:
-    async with a_world(devices=1, policy=policy) as world:
-        await world.run(5.0)
-        walks = Walks(world, CROWD, pod=pod)
+    async with simulated_cluster(devices=1, policy=policy) as cluster:
+        await cluster.run(5.0)
+        walks = Walks(cluster, CROWD, pod=pod)
         for _ in range(3):
-            await scrubbed(world)
+            await scrubbed(cluster)
             if pod is not None:
                 assert walks.ended == [], "not before several walks"
-        await scrubbed(world)
+        await scrubbed(cluster)
         assert walks.ended == ended
-        assert ("uninspected.process.killed" in events(world)) == bool(ended)
+        assert ("uninspected.process.killed" in events(cluster)) == bool(ended)
 
 
 @in_virtual_time
 async def test_untrusted_kubelet_reading_clears_no_pod_of_undetected_use() -> None:
-    async with a_world(devices=1) as world:
-        await world.run(5.0)
-        assert world.service is not None
-        reading = world.node.pods.reading
-        asked: Callable[..., bool] = may_hold_undetected
-        assert not asked(POD, world.gpu().id, (), reading, confined=True)
-        assert asked(POD, world.gpu().id, (), replace(reading, trust=Trust.UNREADABLE), confined=True)
-        assert asked(None, world.gpu().id, (), reading, confined=True)
+    async with simulated_cluster(devices=1) as cluster:
+        await cluster.run(5.0)
+        assert cluster.service is not None
+        reading = cluster.node.pods.reading
+        may_hold: Callable[..., bool] = may_hold_undetected
+        assert not may_hold(POD, cluster.gpu().id, (), reading, confined=True)
+        assert may_hold(POD, cluster.gpu().id, (), replace(reading, trust=Trust.UNREADABLE), confined=True)
+        assert may_hold(None, cluster.gpu().id, (), reading, confined=True)
 
 
 @in_virtual_time
 async def test_hundreds_of_holders_are_counted_and_some_of_each_kind_are_named_in_the_findings() -> None:
-    async with a_world(devices=1) as world:
-        await world.run(5.0)
-        assert world.service is not None
+    async with simulated_cluster(devices=1) as cluster:
+        await cluster.run(5.0)
+        assert cluster.service is not None
         many = [Holder(5_000 + each, 1, HolderKind.INFRASTRUCTURE, "exporter") for each in range(450)]
         worst = Holder(9_999, 1, HolderKind.PROCESS, "intruder")
 
         async def holders(device: Device, pod_uids: Collection[str] = (), scrub: str | None = None) -> HolderReport:
             return HolderReport((*many, worst), omitted_count=49)
 
-        world.service.dependencies.holders.list_holders = holders  # type: ignore[method-assign]
-        finished = await scrubbed(world)
+        cluster.service.dependencies.holders.list_holders = holders  # type: ignore[method-assign]
+        finished = await scrubbed(cluster)
         assert len(finished.findings) == _MAX_NAMED + 1
         assert any("9999" in each.message for each in finished.findings)
         (more,) = [each for each in finished.findings if each.code == "holders-omitted"]

@@ -18,10 +18,10 @@ from scrubber.domain.assignment import Assignment, KubeletReading, Pod, Trust
 from scrubber.domain.policy import Limits, UnauthorizedUseAction
 from scrubber.domain.states import Hygiene
 from scrubber.domain.usage import UseKind, classify_use, may_be_killed
-from tests.world.kubelet import Tenant
-from tests.world.matter import Proc
-from tests.world.timeline import in_virtual_time
-from tests.world.world import DEFAULT, World, a_world
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.process_table import Proc
+from tests.simulation.timeline import in_virtual_time
 
 END = replace(
     DEFAULT, unauthorized_use=UnauthorizedUseAction.KILL, limits=replace(Limits(), leftover_grace_period=10.0)
@@ -36,10 +36,10 @@ OURS = DeviceIdResolver(frozenset({"gpu-0"}))
 class Ids:
     """The kubelet's list as it is read while the meaning of its ids is unknown."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self.explained = False
-        self._list: Callable[[], KubeletReading] = world.kubelet.reading
-        world.kubelet.reading = self.reading  # type: ignore[method-assign]
+        self._list: Callable[[], KubeletReading] = cluster.kubelet.reading
+        cluster.kubelet.reading = self.reading  # type: ignore[method-assign]
 
     def reading(self) -> KubeletReading:
         listed = self._list()
@@ -50,49 +50,51 @@ class Ids:
         return replace(listed, assignments=nothing, checkpoint_only=(), with_unmapped_ids=frozenset(pods))
 
 
-async def started(world: World) -> tuple[Tenant, Proc]:
+async def started(cluster: SimulatedCluster) -> tuple[Tenant, Proc]:
     """Return a pod that the kubelet started without a request."""
-    tenant = await world.admit("acme", "train-0", starts=False)
+    tenant = await cluster.admit("acme", "train-0", starts=False)
     assert tenant is not None
-    gpu = world.gpu().id
-    proc = world.matter.start(tenant.uid, f"{tenant.uid}/main#1", "acme/train-0/main#1", mounted=frozenset({gpu}))
-    world.matter.open(proc, gpu)
+    gpu = cluster.gpu().id
+    proc = cluster.process_table.start(
+        tenant.uid, f"{tenant.uid}/main#1", "acme/train-0/main#1", mounted=frozenset({gpu})
+    )
+    cluster.process_table.open(proc, gpu)
     return tenant, proc
 
 
 @in_virtual_time
 async def test_pod_with_unmapped_ids_is_never_killed_as_unauthorized_and_is_adopted_once_the_ids_are_mapped() -> None:
-    async with a_world(policy=END) as world:
-        ids = Ids(world)
-        tenant, proc = await started(world)
-        world.matter.write(proc, world.gpu().id)
-        await world.run(END.limits.leftover_grace_period * 6)
+    async with simulated_cluster(policy=END) as cluster:
+        ids = Ids(cluster)
+        tenant, proc = await started(cluster)
+        cluster.process_table.write(proc, cluster.gpu().id)
+        await cluster.run(END.limits.leftover_grace_period * 6)
         assert proc.alive
         ids.explained = True
-        await world.until(lambda: world.record().hygiene is Hygiene.IN_USE, within=5.0)
-        assert [grant.pod for grant in world.record().open_grants] == [tenant.pod]
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.IN_USE, within=5.0)
+        assert [grant.pod for grant in cluster.record().open_grants] == [tenant.pod]
 
 
 @in_virtual_time
 async def test_granted_pod_with_unmapped_ids_survives_its_grace_period_and_a_service_restart() -> None:
-    async with a_world(policy=END) as world:
-        ids = Ids(world)
+    async with simulated_cluster(policy=END) as cluster:
+        ids = Ids(cluster)
         ids.explained = True
-        tenant = await world.admit("acme", "train-0")
+        tenant = await cluster.admit("acme", "train-0")
         assert tenant is not None
-        await world.until(lambda: bool(tenant.running and tenant.first and tenant.first.holds))
-        world.write_all(tenant)
+        await cluster.until(lambda: bool(tenant.running and tenant.first and tenant.first.holds))
+        cluster.write_all(tenant)
         ids.explained = False
         for _ in range(2):
-            await world.run(END.limits.leftover_grace_period * 3)
-            world.kill()
-            await world.start_service()
-        await world.run(END.limits.leftover_grace_period * 3)
+            await cluster.run(END.limits.leftover_grace_period * 3)
+            cluster.kill()
+            await cluster.start_service()
+        await cluster.run(END.limits.leftover_grace_period * 3)
         assert tenant.first is not None
         assert tenant.first.alive
-        assert world.record().hygiene is Hygiene.IN_USE
-        world.kubelet.delete(tenant)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
 
 
 def test_use_that_an_unmapped_id_may_explain_is_unauthorized_but_not_killed() -> None:

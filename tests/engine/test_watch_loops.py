@@ -13,18 +13,18 @@ from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.policy import RequiredProof
 from scrubber.domain.states import Health, Hygiene
 from scrubber.domain.telemetry import Snapshot
-from tests.world.kubelet import Tenant
-from tests.world.service import HEALTH_EVERY
-from tests.world.timeline import in_virtual_time
-from tests.world.world import DEFAULT, World, a_world
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.service import HEALTH_EVERY
+from tests.simulation.timeline import in_virtual_time
 
 
-async def running(world: World, opens_after: float = 0.0) -> Tenant:
-    tenant = await world.admit("acme", "train-0", opens_after=opens_after)
+async def running(cluster: SimulatedCluster, opens_after: float = 0.0) -> Tenant:
+    tenant = await cluster.admit("acme", "train-0", opens_after=opens_after)
     assert tenant is not None
-    await world.until(lambda: tenant.running)
-    await world.run(0.1)
-    world.write_all(tenant)
+    await cluster.until(lambda: tenant.running)
+    await cluster.run(0.1)
+    cluster.write_all(tenant)
     return tenant
 
 
@@ -33,80 +33,82 @@ async def running(world: World, opens_after: float = 0.0) -> Tenant:
 
 @in_virtual_time
 async def test_device_of_a_finished_pod_is_scrubbed_before_the_next_request() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        world.kubelet.delete(tenant)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=5.0)
-        assert world.gpu().cells == [""] * 4
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN, within=5.0)
+        assert cluster.gpu().cells == [""] * 4
 
 
 @in_virtual_time
 async def test_device_is_not_released_while_a_process_of_its_pod_lives() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        world.kubelet.force_delete(tenant, lives_on=20.0)
-        await world.run(19.0)
-        assert world.record().hygiene is Hygiene.IN_USE
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=5.0)
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        cluster.kubelet.force_delete(tenant, lives_on=20.0)
+        await cluster.run(19.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN, within=5.0)
 
 
 @in_virtual_time
 async def test_device_is_not_released_while_a_pod_process_that_does_not_hold_the_device_lives() -> None:
-    async with a_world() as world:
-        tenant = await running(world, opens_after=50.0)
-        assert world.matter.holders(world.gpu().id) == []
-        world.kubelet.force_delete(tenant, lives_on=20.0)
-        await world.run(19.0)
-        assert world.record().hygiene is Hygiene.IN_USE
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster, opens_after=50.0)
+        assert cluster.process_table.holders(cluster.gpu().id) == []
+        cluster.kubelet.force_delete(tenant, lives_on=20.0)
+        await cluster.run(19.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
 
 
 @pytest.mark.parametrize("trust", [Trust.UNREADABLE, Trust.EMPTY_AFTER_RESTART])
 def test_device_is_not_released_on_an_untrusted_kubelet_list(trust: Trust) -> None:
     @in_virtual_time
     async def release_it() -> None:
-        async with a_world() as world:
-            tenant = await running(world)
-            world.kubelet.trust = trust
-            world.kubelet.delete(tenant)
-            await world.run(120.0)
-            assert world.record().hygiene is Hygiene.IN_USE
-            world.kubelet.trust = Trust.TRUSTED
-            await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=5.0)
+        async with simulated_cluster() as cluster:
+            tenant = await running(cluster)
+            cluster.kubelet.trust = trust
+            cluster.kubelet.delete(tenant)
+            await cluster.run(120.0)
+            assert cluster.record().hygiene is Hygiene.IN_USE
+            cluster.kubelet.trust = Trust.TRUSTED
+            await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN, within=5.0)
 
     release_it()
 
 
 @in_virtual_time
 async def test_a_crash_looping_pod_keeps_its_device_between_two_starts() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
         assert tenant.worker is not None
         tenant.worker.cancel()  # the kubelet backs off for a long time
-        world.kubelet.exit(tenant, again=True)
-        await world.run(300.0)
-        assert world.record().hygiene is Hygiene.IN_USE
+        cluster.kubelet.exit(tenant, again=True)
+        await cluster.run(300.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
 
 
 @in_virtual_time
 async def test_completed_pod_releases_its_device() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        world.kubelet.exit(tenant, again=False)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=10.0)
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        cluster.kubelet.exit(tenant, again=False)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN, within=10.0)
 
 
 @in_virtual_time
 async def test_leftover_processes_of_a_pod_are_killed_once_its_first_process_is_dead() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        await world.run(2.0)  # its first process was sampled
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        await cluster.run(2.0)  # its first process was sampled
         assert tenant.first is not None
-        child = world.matter.fork(tenant.first)
-        world.kubelet.delete(tenant)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=10.0)
+        child = cluster.process_table.fork(tenant.first)
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN, within=10.0)
         assert not child.alive
-        assert world.gpu().cells == [""] * 4
-        ended = [event.fields["pid"] for event in world.vault.events if event.name == "leftover.process.killed"]
+        assert cluster.gpu().cells == [""] * 4
+        ended = [
+            event.fields["pid"] for event in cluster.ledger_store.events if event.name == "leftover.process.killed"
+        ]
         assert ended == [child.pid]
 
 
@@ -115,47 +117,47 @@ async def test_leftover_process_that_holds_the_device_is_killed_although_the_pod
     trusted = replace(
         DEFAULT, required_proofs={**DEFAULT.required_proofs, HandOverKind.SAME_TENANT: RequiredProof.CHECKS}
     )
-    async with a_world(policy=trusted) as world:
-        first = await running(world)
-        await world.run(2.0)
-        world.kubelet.force_delete(first, lives_on=3.4)
-        second = await world.admit("acme", "train-1")
+    async with simulated_cluster(policy=trusted) as cluster:
+        first = await running(cluster)
+        await cluster.run(2.0)
+        cluster.kubelet.force_delete(first, lives_on=3.4)
+        second = await cluster.admit("acme", "train-1")
         assert second is not None
-        await world.until(lambda: second.running)
-        await world.run(2.0)
-        assert len(world.record().open_grants) == 2
+        await cluster.until(lambda: second.running)
+        await cluster.run(2.0)
+        assert len(cluster.record().open_grants) == 2
         assert second.first is not None
-        child = world.matter.fork(second.first)
-        world.kubelet.delete(second)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN, within=10.0)
+        child = cluster.process_table.fork(second.first)
+        cluster.kubelet.delete(second)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN, within=10.0)
         assert not child.alive
 
 
 @in_virtual_time
 async def test_unkillable_leftover_process_quarantines_the_device_until_the_process_is_gone() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        await world.run(2.0)
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        await cluster.run(2.0)
         assert tenant.first is not None
-        child = world.matter.fork(tenant.first)
+        child = cluster.process_table.fork(tenant.first)
         child.killable = False
-        world.kubelet.delete(tenant)
-        await world.until(lambda: world.record().health is Health.QUARANTINED, within=20.0)
-        cause = world.record().cause
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: cluster.record().health is Health.QUARANTINED, within=20.0)
+        cause = cluster.record().cause
         assert cause is not None
         assert cause.code == "holder-unkillable"
         child.killable = True
-        await world.until(lambda: world.record().state == "clean", within=120.0)
+        await cluster.until(lambda: cluster.record().state == "clean", within=120.0)
 
 
-async def nobody_can_name(world: World) -> Tenant:
+async def unnamed_pod(cluster: SimulatedCluster) -> Tenant:
     """Return a pod that runs on a grant without a known pod; it does not hold its device."""
-    tenant = await world.admit("acme", "train-0", starts=False)
+    tenant = await cluster.admit("acme", "train-0", starts=False)
     assert tenant is not None
-    world.kubelet.trust = Trust.UNREADABLE
-    world.kubelet.ask_again(tenant)
-    await world.until(lambda: tenant.running)
-    grant = world.record().last_grant
+    cluster.kubelet.trust = Trust.UNREADABLE
+    cluster.kubelet.retry_pre_start(tenant)
+    await cluster.until(lambda: tenant.running)
+    grant = cluster.record().last_grant
     assert grant is not None
     assert grant.pod is None
     assert tenant.first is not None
@@ -165,37 +167,37 @@ async def nobody_can_name(world: World) -> Tenant:
 
 @in_virtual_time
 async def test_unheld_device_granted_to_an_unnamed_pod_is_not_released() -> None:
-    async with a_world(devices=1) as world:
-        await nobody_can_name(world)
-        await world.run(120.0)
-        assert world.record().hygiene is Hygiene.IN_USE
-        world.kubelet.trust = Trust.TRUSTED
-        await world.run(5.0)
-        grant = world.record().last_grant
+    async with simulated_cluster(devices=1) as cluster:
+        await unnamed_pod(cluster)
+        await cluster.run(120.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        cluster.kubelet.trust = Trust.TRUSTED
+        await cluster.run(5.0)
+        grant = cluster.record().last_grant
         assert grant is not None
         assert grant.pod is not None, "it gets its name as soon as there is one"
 
 
-@pytest.mark.parametrize("why", ["not-believed", "allocated-anew"])
+@pytest.mark.parametrize("why", ["untrusted", "allocated-again"])
 def test_grant_to_an_unnamed_pod_gets_no_pod_name_while_another_pod_is_possible(why: str) -> None:
     @in_virtual_time
     async def name_it() -> None:
-        async with a_world(devices=1) as world:
-            tenant = await nobody_can_name(world)
-            if why == "not-believed":
-                listed = world.kubelet.reading
+        async with simulated_cluster(devices=1) as cluster:
+            tenant = await unnamed_pod(cluster)
+            if why == "untrusted":
+                listed = cluster.kubelet.reading
 
                 def doubtful() -> KubeletReading:
                     return replace(listed(), trust=Trust.EMPTY_AFTER_RESTART)
 
-                world.kubelet.trust = Trust.TRUSTED
-                world.kubelet.reading = doubtful  # type: ignore[method-assign]
+                cluster.kubelet.trust = Trust.TRUSTED
+                cluster.kubelet.reading = doubtful  # type: ignore[method-assign]
             else:
-                world.kubelet.force_delete(tenant, lives_on=100.0)
-                await world.admit("umbrella", "serve-0", starts=False)
-                world.kubelet.trust = Trust.TRUSTED
-            await world.run(5.0)
-            grant = world.record().last_grant
+                cluster.kubelet.force_delete(tenant, lives_on=100.0)
+                await cluster.admit("umbrella", "serve-0", starts=False)
+                cluster.kubelet.trust = Trust.TRUSTED
+            await cluster.run(5.0)
+            grant = cluster.record().last_grant
             assert grant is not None
             assert grant.pod is None
 
@@ -205,16 +207,16 @@ def test_grant_to_an_unnamed_pod_gets_no_pod_name_while_another_pod_is_possible(
 @in_virtual_time
 async def test_kubelet_restart_during_an_unreadable_period_voids_certificates() -> None:
     """The kubelet requested no grants for what it started meanwhile: no earlier proof counts."""
-    async with a_world(devices=1) as world:
-        certificate = world.record().certificate
+    async with simulated_cluster(devices=1) as cluster:
+        certificate = cluster.record().certificate
         assert certificate is not None
-        await world.run(2.0)
-        world.kubelet.trust = Trust.UNREADABLE
-        await world.run(2.0)
-        world.kubelet.trust, world.kubelet.starts = Trust.TRUSTED, 2
-        await world.until(lambda: world.record().hygiene is not Hygiene.CLEAN, within=3.0)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
-        assert world.record().certificate != certificate
+        await cluster.run(2.0)
+        cluster.kubelet.trust = Trust.UNREADABLE
+        await cluster.run(2.0)
+        cluster.kubelet.trust, cluster.kubelet.starts = Trust.TRUSTED, 2
+        await cluster.until(lambda: cluster.record().hygiene is not Hygiene.CLEAN, within=3.0)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+        assert cluster.record().certificate != certificate
 
 
 # -- use without a grant -----------------------------------------------------------------------------------------------
@@ -222,48 +224,48 @@ async def test_kubelet_restart_during_an_unreadable_period_voids_certificates() 
 
 @in_virtual_time
 async def test_unauthorized_use_voids_the_certificate_within_two_seconds() -> None:
-    async with a_world() as world:
-        host = world.matter.start(None, "", "host")
-        world.matter.open(host, world.gpu().id)
-        await world.run(2.0)
-        assert world.record().certificate is None
-        assert world.record().hygiene is not Hygiene.CLEAN
-        world.matter.end(host)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
-        assert any(event.name == "device.marked-dirty" for event in world.vault.events)
+    async with simulated_cluster() as cluster:
+        host = cluster.process_table.start(None, "", "host")
+        cluster.process_table.open(host, cluster.gpu().id)
+        await cluster.run(2.0)
+        assert cluster.record().certificate is None
+        assert cluster.record().hygiene is not Hygiene.CLEAN
+        cluster.process_table.end(host)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+        assert any(event.name == "device.marked-dirty" for event in cluster.ledger_store.events)
 
 
 @in_virtual_time
 async def test_container_started_without_a_grant_is_never_signalled_and_its_memory_never_cleared() -> None:
     """The kubelet skips PreStart between its own restart and the plugin's next registration."""
-    async with a_world() as world:
-        device = world.gpu().id
-        tenant = await world.admit("acme", "train-0", starts=False)
+    async with simulated_cluster() as cluster:
+        device = cluster.gpu().id
+        tenant = await cluster.admit("acme", "train-0", starts=False)
         assert tenant is not None
-        proc = world.matter.start(
+        proc = cluster.process_table.start(
             tenant.uid, f"{tenant.uid}/main#1", f"acme/{tenant.uid}/main#1", mounted=frozenset([device])
         )
-        world.matter.open(proc, device)
-        world.matter.write(proc, device)
-        await world.run(120.0)
+        cluster.process_table.open(proc, device)
+        cluster.process_table.write(proc, device)
+        await cluster.run(120.0)
         assert proc.alive
-        assert world.gpu().cells == [proc.label] * 4
-        assert world.record().certificate is None
+        assert cluster.gpu().cells == [proc.label] * 4
+        assert cluster.record().certificate is None
 
 
 @in_virtual_time
 async def test_device_held_for_long_without_a_grant_does_not_fill_the_ledger() -> None:
-    async with a_world(devices=1) as world:
-        tenant = await running(world)
-        host = world.matter.start(None, "", "host")
-        world.matter.open(host, world.gpu().id)
-        world.kubelet.delete(tenant)
-        await world.run(30.0)
-        writes = world.vault.writes
-        await world.run(600.0)
-        assert world.vault.writes - writes < 60
-        world.matter.end(host)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
+    async with simulated_cluster(devices=1) as cluster:
+        tenant = await running(cluster)
+        host = cluster.process_table.start(None, "", "host")
+        cluster.process_table.open(host, cluster.gpu().id)
+        cluster.kubelet.delete(tenant)
+        await cluster.run(30.0)
+        writes = cluster.ledger_store.writes
+        await cluster.run(600.0)
+        assert cluster.ledger_store.writes - writes < 60
+        cluster.process_table.end(host)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
 
 
 # -- driver events -----------------------------------------------------------------------------------------------------
@@ -271,60 +273,60 @@ async def test_device_held_for_long_without_a_grant_does_not_fill_the_ledger() -
 
 @in_virtual_time
 async def test_signal_of_a_fault_takes_effect_at_once() -> None:
-    async with a_world() as world:
-        world.gpu().xids[95] = 1
-        world.signal(0)
-        await world.run(0.01)
-        assert world.record().health is not Health.HEALTHY
-        assert world.record(1).health is Health.HEALTHY
+    async with simulated_cluster() as cluster:
+        cluster.gpu().xids[95] = 1
+        cluster.signal(0)
+        await cluster.run(0.01)
+        assert cluster.record().health is not Health.HEALTHY
+        assert cluster.record(1).health is Health.HEALTHY
 
 
 @in_virtual_time
 async def test_missed_signal_is_compensated_by_the_next_health_check() -> None:
-    async with a_world() as world:
-        world.gpu().xids[95] = 1
-        await world.until(lambda: world.record().health is not Health.HEALTHY, within=10.0)
+    async with simulated_cluster() as cluster:
+        cluster.gpu().xids[95] = 1
+        await cluster.until(lambda: cluster.record().health is not Health.HEALTHY, within=10.0)
 
 
 @in_virtual_time
 async def test_application_fault_is_not_a_fault_of_the_device() -> None:
-    async with a_world() as world:
-        world.gpu().xids[31] = 3
-        world.signal(0)
-        await world.run(20.0)
-        assert world.record().health is Health.HEALTHY
+    async with simulated_cluster() as cluster:
+        cluster.gpu().xids[31] = 3
+        cluster.signal(0)
+        await cluster.run(20.0)
+        assert cluster.record().health is Health.HEALTHY
 
 
 @in_virtual_time
 async def test_warning_makes_a_device_suspect_until_a_quiet_period_after_the_warning_has_passed() -> None:
-    async with a_world() as world:
-        world.gpu().celsius = 120
-        await world.until(lambda: world.record().health is Health.SUSPECT, within=10.0)
-        assert world.controller().view.record.advertised
-        world.gpu().celsius = 40
-        cooled = world.clock.monotonic()
-        await world.until(lambda: world.record().health is Health.HEALTHY)
-        assert world.clock.monotonic() - cooled >= world.policy.health.quiet_period - HEALTH_EVERY
+    async with simulated_cluster() as cluster:
+        cluster.gpu().celsius = 120
+        await cluster.until(lambda: cluster.record().health is Health.SUSPECT, within=10.0)
+        assert cluster.controller().view.record.advertised
+        cluster.gpu().celsius = 40
+        cooled = cluster.clock.monotonic()
+        await cluster.until(lambda: cluster.record().health is Health.HEALTHY)
+        assert cluster.clock.monotonic() - cooled >= cluster.policy.health.quiet_period - HEALTH_EVERY
 
 
 @in_virtual_time
 async def test_signal_storm_ends_in_the_latest_state_with_few_ledger_writes() -> None:
-    async with a_world() as world:
-        writes = world.vault.writes
+    async with simulated_cluster() as cluster:
+        writes = cluster.ledger_store.writes
         for _ in range(500):
-            world.gpu().xids[154] = world.gpu().xids.get(154, 0) + 1
-            world.signal(0)
-        await world.run(5.0)
-        assert world.record().health is Health.SUSPECT
-        assert world.vault.writes - writes < 5
+            cluster.gpu().xids[154] = cluster.gpu().xids.get(154, 0) + 1
+            cluster.signal(0)
+        await cluster.run(5.0)
+        assert cluster.record().health is Health.SUSPECT
+        assert cluster.ledger_store.writes - writes < 5
 
 
 @in_virtual_time
 async def test_device_that_cannot_be_queried_is_quarantined_as_unreadable() -> None:
-    async with a_world() as world:
-        nobody_answers(world, Unavailable("no child can be started"))
-        await world.until(lambda: world.record().health is Health.QUARANTINED, within=60.0)
-        cause = world.record().cause
+    async with simulated_cluster() as cluster:
+        service_unavailable(cluster, Unavailable("no child can be started"))
+        await cluster.until(lambda: cluster.record().health is Health.QUARANTINED, within=60.0)
+        cause = cluster.record().cause
         assert cause is not None
         assert cause.code == "device-unreadable"
 
@@ -332,97 +334,97 @@ async def test_device_that_cannot_be_queried_is_quarantined_as_unreadable() -> N
 @in_virtual_time
 async def test_device_with_a_long_reset_in_progress_stays_healthy() -> None:
     """It may be reset because of another device, or in a scrub that the policy requires: it stays in service."""
-    async with a_world() as world:
-        nobody_answers(world, ResetInProgress("it is being reset"))
-        await world.run(120.0)
-        assert world.record().health is Health.HEALTHY
+    async with simulated_cluster() as cluster:
+        service_unavailable(cluster, ResetInProgress("it is being reset"))
+        await cluster.run(120.0)
+        assert cluster.record().health is Health.HEALTHY
 
 
 @in_virtual_time
 async def test_silence_of_a_device_is_measured_from_its_last_answer_or_reset() -> None:
-    async with a_world() as world:
-        assert world.telemetry is not None
-        answers = world.telemetry.snapshot
+    async with simulated_cluster() as cluster:
+        assert cluster.telemetry is not None
+        answers = cluster.telemetry.snapshot
         for between in (ResetInProgress("it is being reset"), None):
-            nobody_answers(world, Unavailable("the driver hangs"))
-            await world.run(10.0)
+            service_unavailable(cluster, Unavailable("the driver hangs"))
+            await cluster.run(10.0)
             if between is None:
-                world.telemetry.snapshot = answers  # type: ignore[method-assign]
+                cluster.telemetry.snapshot = answers  # type: ignore[method-assign]
             else:
-                nobody_answers(world, between)
-            await world.run(10.0)
-        nobody_answers(world, Unavailable("the driver hangs"))
-        await world.run(10.0)
-        assert world.record().health is Health.HEALTHY
+                service_unavailable(cluster, between)
+            await cluster.run(10.0)
+        service_unavailable(cluster, Unavailable("the driver hangs"))
+        await cluster.run(10.0)
+        assert cluster.record().health is Health.HEALTHY
 
 
-def nobody_answers(world: World, away: Unavailable) -> None:
+def service_unavailable(cluster: SimulatedCluster, away: Unavailable) -> None:
     async def snapshot(device: Device) -> Snapshot:
         raise away
 
-    assert world.telemetry is not None
-    world.telemetry.snapshot = snapshot  # type: ignore[method-assign]
+    assert cluster.telemetry is not None
+    cluster.telemetry.snapshot = snapshot  # type: ignore[method-assign]
 
 
 # -- devices that come, go and move ------------------------------------------------------------------------------------
 
 
-def moved(world: World, address: str) -> Device:
+def moved(cluster: SimulatedCluster, address: str) -> Device:
     """Return the first device, found again at ``address``."""
-    gpu = world.gpu()
+    gpu = cluster.gpu()
     gpu.device = replace(gpu.device, traits=(("pci_address", address),))
-    world.node.devices.inventory_changed.set()
+    cluster.node.devices.inventory_changed.set()
     return gpu.described
 
 
 @in_virtual_time
 async def test_device_that_moved_to_another_pci_address_is_read_there_and_scrubbed() -> None:
     """Two GPUs may have swapped places: a query by the old address would read the other one."""
-    async with a_world() as world:
-        certificate = world.record().certificate
-        there = moved(world, "0000:3b:00.0")
-        await world.until(lambda: world.controller().state.device == there)
-        await world.until(lambda: world.record().hygiene is Hygiene.CLEAN)
-        assert world.record().certificate != certificate
-        assert world.controller(1).state.record.hygiene is Hygiene.CLEAN
+    async with simulated_cluster() as cluster:
+        certificate = cluster.record().certificate
+        moved_device = moved(cluster, "0000:3b:00.0")
+        await cluster.until(lambda: cluster.controller().state.device == moved_device)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+        assert cluster.record().certificate != certificate
+        assert cluster.controller(1).state.record.hygiene is Hygiene.CLEAN
 
 
 @in_virtual_time
 async def test_device_that_moves_while_in_use_is_quarantined_until_it_is_free_and_found() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        there = moved(world, "0000:3b:00.0")
-        await world.until(lambda: world.record().health is Health.QUARANTINED)
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        moved_device = moved(cluster, "0000:3b:00.0")
+        await cluster.until(lambda: cluster.record().health is Health.QUARANTINED)
         assert tenant.running
-        assert world.controller().state.device != there
-        world.kubelet.delete(tenant)
-        await world.until(lambda: world.record().state == "clean")
-        assert world.controller().state.device == there
+        assert cluster.controller().state.device != moved_device
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: cluster.record().state == "clean")
+        assert cluster.controller().state.device == moved_device
 
 
 @in_virtual_time
 async def test_device_that_disappears_while_in_use_is_dropped_once_its_pod_is_over() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        gone = world.gpu()
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        gone = cluster.gpu()
         gone.listed, gone.lost, gone.reset_fails = False, True, "there is no such device"
-        world.node.devices.inventory_changed.set()
-        await world.run(60.0)
-        assert world.record().health is Health.QUARANTINED
-        world.kubelet.delete(tenant)
-        await world.until(lambda: gone.id not in world.node.devices.controllers)
+        cluster.node.devices.inventory_changed.set()
+        await cluster.run(60.0)
+        assert cluster.record().health is Health.QUARANTINED
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: gone.id not in cluster.node.devices.controllers)
         gone.listed, gone.lost, gone.reset_fails = True, False, None
-        world.node.devices.inventory_changed.set()
-        await world.until(lambda: gone.id in world.node.devices.controllers and world.record().state == "clean")
+        cluster.node.devices.inventory_changed.set()
+        await cluster.until(lambda: gone.id in cluster.node.devices.controllers and cluster.record().state == "clean")
 
 
 @in_virtual_time
 async def test_device_in_use_that_gets_a_new_peer_stays_with_its_pod() -> None:
-    async with a_world() as world:
-        tenant = await running(world)
-        gpu = world.gpu()
-        gpu.device = replace(gpu.device, peers=frozenset({world.gpu(1).id}))
-        world.node.devices.inventory_changed.set()
-        await world.until(lambda: world.controller().state.device.peers == {world.gpu(1).id})
-        assert (world.record().hygiene, world.record().health) == (Hygiene.IN_USE, Health.HEALTHY)
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster)
+        gpu = cluster.gpu()
+        gpu.device = replace(gpu.device, peers=frozenset({cluster.gpu(1).id}))
+        cluster.node.devices.inventory_changed.set()
+        await cluster.until(lambda: cluster.controller().state.device.peers == {cluster.gpu(1).id})
+        assert (cluster.record().hygiene, cluster.record().health) == (Hygiene.IN_USE, Health.HEALTHY)
         assert tenant.running

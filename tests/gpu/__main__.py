@@ -78,7 +78,7 @@ def _parts(stand: Stand, smi: Smi, log: Log) -> Mapping[str, Callable[[], Awaita
 def _options(arguments: Sequence[str] | None) -> tuple[Options, Path | None, Sequence[str]]:
     parser = argparse.ArgumentParser(
         prog="python3 -m tests.gpu",
-        description="Check the scrub on a real GPU that nobody uses. All of its memory is overwritten.",
+        description="Check the scrub on an idle real GPU. All of its memory is overwritten.",
     )
     parser.add_argument("--device", help="UUID or index of a GPU or a MIG instance (default: the first)")
     parser.add_argument(
@@ -130,13 +130,13 @@ def _stood_in(world: Path) -> DriverPaths:
     return DriverPaths(world, world / "dev", world / "proc/driver/nvidia", world / "sys", world / "run")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options, out, only = _options(arguments)
-    log = Log(_say)
+    log = Log(_print)
     try:
         report = asyncio.run(everything(options, log, only))
     except ScrubberError as error:

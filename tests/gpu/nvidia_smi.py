@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
 
-__all__ = ["BYTES_PER_MIB", "NotAsked", "Smi"]
+__all__ = ["BYTES_PER_MIB", "QueryUnsupported", "Smi"]
 
 BYTES_PER_MIB = 1 << 20
 _SECONDS = 30.0
 
 
-class NotAsked(Exception):
+class QueryUnsupported(Exception):
     """The tool does not exist, or does not answer such a query."""
 
 
@@ -36,7 +36,7 @@ class Smi:
             fields = [[field.strip() for field in row.split(",")] for row in rows if row.strip()]
             return {uuid: (name, int(memory.removesuffix(" MiB")), driver) for uuid, name, memory, driver in fields}
         except ValueError as error:
-            raise NotAsked(f"nvidia-smi answers what is not understood: {rows[:1]}.") from error
+            raise QueryUnsupported(f"nvidia-smi answers what is not understood: {rows[:1]}.") from error
 
     async def health(self, uuid: str) -> str:
         """Return what a polling script would query before a hand-over, in one call.
@@ -48,7 +48,7 @@ class Smi:
 
     async def _query(self, fields: str, uuid: str | None = None) -> str:
         if self._program is None:
-            raise NotAsked("nvidia-smi is not installed.")
+            raise QueryUnsupported("nvidia-smi is not installed.")
         which = () if uuid is None else (f"--id={uuid}",)
         process = await asyncio.create_subprocess_exec(
             *(str(self._program), f"--query-gpu={fields}", "--format=csv,noheader", *which),
@@ -59,13 +59,13 @@ class Smi:
         )
         try:
             async with asyncio.timeout(_SECONDS):
-                told, _ = await process.communicate()
+                stdout, _ = await process.communicate()
         except BaseException:
             process.kill()
             await process.wait()
             raise
-        text = told.decode(errors="replace")
+        text = stdout.decode(errors="replace")
         if process.returncode != 0:
-            said = text.strip().splitlines()
-            raise NotAsked(f"nvidia-smi ended with {process.returncode}: {said[-1] if said else 'silent'}")
+            output = text.strip().splitlines()
+            raise QueryUnsupported(f"nvidia-smi ended with {process.returncode}: {output[-1] if output else 'silent'}")
         return text

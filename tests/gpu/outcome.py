@@ -37,20 +37,20 @@ class Result:
 
     Attributes:
         name: stable and hierarchical, such as ``attack.global-memory.after``.
-        sentence: what was observed, or why it could not be tested.
+        message: what was observed, or why it could not be tested.
     """
 
     name: str
     verdict: Verdict
-    sentence: str
+    message: str
     figures: Figures = field(default_factory=dict)
 
 
 class Log:
     """Collects results and prints each at once."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print = print_line
         self._began = time.monotonic()
         self.results: list[Result] = []
 
@@ -59,18 +59,18 @@ class Log:
         """Return the seconds since the check began."""
         return time.monotonic() - self._began
 
-    def passed(self, name: str, sentence: str, **figures: object) -> None:
-        self._add(Result(name, Verdict.PASSED, sentence, figures))
+    def passed(self, name: str, message: str, **figures: object) -> None:
+        self._add(Result(name, Verdict.PASSED, message, figures))
 
-    def failed(self, name: str, sentence: str, **figures: object) -> None:
-        self._add(Result(name, Verdict.FAILED, sentence, figures))
+    def failed(self, name: str, message: str, **figures: object) -> None:
+        self._add(Result(name, Verdict.FAILED, message, figures))
 
     def unavailable(self, name: str, reason: str, **figures: object) -> None:
         self._add(Result(name, Verdict.UNAVAILABLE, reason, figures))
 
-    def judged(self, name: str, good: bool, sentence: str, **figures: object) -> None:
+    def judged(self, name: str, good: bool, message: str, **figures: object) -> None:
         """Add a result: passed when ``good``, otherwise failed."""
-        self._add(Result(name, Verdict.PASSED if good else Verdict.FAILED, sentence, figures))
+        self._add(Result(name, Verdict.PASSED if good else Verdict.FAILED, message, figures))
 
     def figure(self, name: str) -> float | None:
         """Return a measured number: ``<result>:<figure>``; None when it was not measured."""
@@ -94,7 +94,7 @@ class Log:
 
     def _add(self, result: Result) -> None:
         self.results.append(result)
-        self._say(f"[{self.seconds:5.1f} s] {_MARKS[result.verdict]} {result.name}: {result.sentence}")
+        self._print(f"[{self.seconds:5.1f} s] {_MARKS[result.verdict]} {result.name}: {result.message}")
 
 
 _MARKS: Mapping[Verdict, str] = {Verdict.PASSED: "pass", Verdict.FAILED: "FAIL", Verdict.UNAVAILABLE: " -- "}
@@ -165,9 +165,9 @@ def render(report: Report) -> str:
         lines.append("DRY RUN over stand-ins: no figure in here says anything about a GPU.")
     counts = {verdict: sum(each.verdict is verdict for each in report.results) for verdict in Verdict}
     lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    lines += [f"  FAILED {each.name}: {each.sentence}" for each in report.failed]
+    lines += [f"  FAILED {each.name}: {each.message}" for each in report.failed]
     lines += [
-        f"  not available here: {each.name}: {each.sentence}"
+        f"  not available here: {each.name}: {each.message}"
         for each in report.results
         if each.verdict is Verdict.UNAVAILABLE
     ]

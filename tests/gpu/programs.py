@@ -72,9 +72,9 @@ class Program:
             found = json.loads(line)
         except ValueError as error:
             await self.kill()
-            told = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
+            errors = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
             raise Broken(
-                f"{self._name} ended with {self._process.returncode}: {told[-1] if told else 'silent'}"
+                f"{self._name} ended with {self._process.returncode}: {errors[-1] if errors else 'silent'}"
             ) from error
         if not isinstance(found, dict):
             raise Broken(f"{self._name} says {found!r}")

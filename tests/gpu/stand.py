@@ -47,7 +47,7 @@ _QUESTION_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of the command line; see ``--help``. ``stand_ins`` is the world of a dry run."""
+    """The options of the command line; see ``--help``. ``stand_ins`` is the machine of a dry run."""
 
     places: DriverPaths
     extent: Extent
@@ -86,7 +86,7 @@ class Unfenced:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told(DriverPaths):
+class _PathsWithPython(DriverPaths):
     """Paths of a node where Python's libraries may be anywhere: children are given their location."""
 
     python: str = ""
@@ -127,7 +127,7 @@ class Stand:
         self.gpu: GpuControl = NvmlGpuControl(questions, _settling(backend))
         self.eraser: Eraser = backend.eraser
         self.diagnostics: Diagnostics = backend.diagnostics
-        self.wanted: Mapping[str, str] = {}
+        self.defaults: Mapping[str, str] = {}
         if options.leave_settings:
             self.work_unfenced()
 
@@ -155,7 +155,7 @@ class Stand:
         stand_in = options.stand_ins
         found = options.places
         python = python_path(*(() if stand_in is None else (_STAND_IN,)))
-        places = _Told(found.driver_root, found.dev, found.proc_driver, found.sys, found.run, python)
+        places = _PathsWithPython(found.driver_root, found.dev, found.proc_driver, found.sys, found.run, python)
         environment = {**places.environment(), **_stood_in(stand_in)}
         children = Children()
         async with AsyncExitStack() as stack:
@@ -204,7 +204,7 @@ class Stand:
             )
             await stand._refuse_a_device_in_use()
             if options.allow_settings:
-                stand.wanted = (await backend.telemetry.snapshot(device)).defaults
+                stand.defaults = (await backend.telemetry.snapshot(device)).defaults
             yield stand
 
     async def identity(self) -> dict[str, str]:
@@ -255,7 +255,7 @@ class Stand:
         return frozenset(each.pid for each in found)
 
     @asynccontextmanager
-    async def not_asking(self) -> AsyncIterator[None]:
+    async def without_driver_connections(self) -> AsyncIterator[None]:
         """Close the check's own driver connections meanwhile, as a reset requires; the backend closes its own."""
         async with self._questions.suspend({gpu_uuid(self.device)}):
             yield

@@ -174,8 +174,8 @@ _LOOK: Mapping[str, Callable[[Tenancy, int], tuple[int, int]]] = {
 }
 
 
-def _say(**said: int) -> None:
-    print(json.dumps(said), flush=True)
+def _report(**value: int) -> None:
+    print(json.dumps(value), flush=True)
 
 
 def _never_end() -> NoReturn:
@@ -189,14 +189,14 @@ def main(arguments: Sequence[str]) -> None:
     tenancy = Tenancy()
     if what == "hold":
         runtime.malloc(_HELD)
-        _say(held_bytes=_HELD)
+        _report(held_bytes=_HELD)
         _never_end()
     place, secret = rest[0], int(rest[1])
     if what == "leave":
-        _say(filled_bytes=_LEAVE[place](tenancy, secret))
+        _report(filled_bytes=_LEAVE[place](tenancy, secret))
         _never_end()
     found, looked = _LOOK[place](tenancy, secret)
-    _say(found_bytes=found, looked_bytes=looked)
+    _report(found_bytes=found, looked_bytes=looked)
 
 
 if __name__ == "__main__":

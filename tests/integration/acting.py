@@ -1,4 +1,4 @@
-"""What the integration tests do on the stage again and again: run a pod, read what it said, wait for what must come."""
+"""Shortcuts of the integration tests: run a pod, read its output, wait for a result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUICK = str(Path(__file__).with_name("quick.yaml"))
 async def staged(**options: Any) -> AsyncIterator[Playground]:
     """A stage with both daemons running, on devices of 2 MiB that are all clean, and with ``quick.yaml``.
 
-    In the end their logs hold nothing but what docs/logs.md has.
+    In the end their logs have only declared events.
     """
     async with Playground(**{"memory": "2MiB", "policy": QUICK, **options}) as stage:
         await stage.start_daemons(SOON)
@@ -58,12 +58,12 @@ def writer(name: str, namespace: str, *options: str, gpus: int = 1) -> PodSpec:
 
 
 def reader(name: str, namespace: str) -> PodSpec:
-    """A pod that says what it finds on its device, and ends."""
+    """A pod that reports what it finds on its device, and ends."""
     return gpu_pod_spec(name, namespace, tenant_argv("--read"))
 
 
 async def running(stage: Playground, spec: PodSpec) -> EmulatedPod:
-    """The pod once its tenant has done what it was told to do first, and lives."""
+    """Run a pod; return it once its tenant has completed its first task and is running."""
     pod = await stage.kubelet.run(spec)
     assert pod.admitted, pod.describe()
     await pod.wait(lambda _: "ready" in pod.read_log("main"), SOON)
@@ -71,36 +71,37 @@ async def running(stage: Playground, spec: PodSpec) -> EmulatedPod:
 
 
 async def seen_to_run(stage: Playground) -> None:
-    """Wait until the service has looked twice, from beginning to end, at what runs now.
+    """Wait until the service has completed two usage checks of what runs now.
 
-    Only what it has seen counts: a container that was over before anybody looked starts again by a scrub, and whose first
-    process nobody knew leaves nothing that could be proved a leftover. Nobody else may ask the kubelet meanwhile.
+    Only what it has seen counts: a container that ended before it was seen starts again after a scrub, and one
+    whose first process was not known leaves nothing that could be proved a leftover. No other client may query the
+    kubelet meanwhile.
     """
-    # A look begins with a request, and the next request comes when it is over.
-    asked = stage.kubelet.pod_resources_requests
+    # A check begins with a request, and the next request comes when it is over.
+    before = stage.kubelet.pod_resources_requests
     async with asyncio.timeout(SOON):
         while True:
-            if stage.kubelet.pod_resources_requests >= asked + 3:
+            if stage.kubelet.pod_resources_requests >= before + 3:
                 return
             await asyncio.sleep(0.01)
 
 
 def end_first_process(pod: EmulatedPod) -> None:
-    """Have the tenant end in good order; what it left behind lives on."""
-    said = [json.loads(line) for line in pod.read_log("main").splitlines()]
-    (pid,) = [line["pid"] for line in said if "ready" in line]
+    """End the tenant with SIGTERM; the processes that it left behind keep running."""
+    messages = [json.loads(line) for line in pod.read_log("main").splitlines()]
+    (pid,) = [line["pid"] for line in messages if "ready" in line]
     os.kill(pid, signal.SIGTERM)
 
 
 async def restarted(pod: EmulatedPod) -> None:
-    """Have the pod's container end; returns when it has started again and done what it was told to do."""
+    """Have the pod's container end; returns when it has started again and completed its first task."""
     times = pod.status.containers["main"].restarts
     end_first_process(pod)
     await pod.wait(lambda status: status.containers["main"].restarts > times and "ready" in pod.read_log("main"), SOON)
 
 
 async def refusal(pod: EmulatedPod, container: str = "main") -> str:
-    """What the pod's status says once the start of its container was refused."""
+    """Return the reason in the pod's status, once the start of its container was refused."""
     status = await pod.wait(lambda each: each.containers[container].reason == "CreateContainerConfigError", SOON)
     return status.containers[container].message
 
@@ -108,8 +109,8 @@ async def refusal(pod: EmulatedPod, container: str = "main") -> str:
 async def found_by(pod: EmulatedPod) -> str:
     """What a reader found, once it has ended well; the empty text for nothing but zeros."""
     await pod.wait(PodPhase.SUCCEEDED, SOON)
-    said = [json.loads(line) for line in pod.read_log("main").splitlines()]
-    (read,) = [line for line in said if "residue_bytes" in line]
+    messages = [json.loads(line) for line in pod.read_log("main").splitlines()]
+    (read,) = [line for line in messages if "residue_bytes" in line]
     return str(read["found"]) if read["residue_bytes"] else ""
 
 

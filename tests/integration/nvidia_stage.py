@@ -1,6 +1,6 @@
-"""The stage with NVIDIA GPUs: the shipped service over a world of stand-ins, the shipped plugin, an emulated kubelet.
+"""The stage with NVIDIA GPUs: the shipped service over a simulated machine, the shipped plugin, an emulated kubelet.
 
-Tenants are real processes in their pods' cgroups. They allocate memory with the stand-in for CuPy, in the world, by the
+Tenants are real processes in their pods' cgroups. They allocate memory with the stand-in for CuPy, in the machine, by the
 name in the plugin's answer: a container that was given another device sees another device.
 """
 
@@ -17,8 +17,8 @@ from typing import Any, Self
 from scrubber.emulator.playground import Daemon, Playground
 from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodPhase, PodSpec, RestartPolicy
 from tests.integration.acting import SOON
+from tests.nvidia.machine import Gpu, Machine
 from tests.nvidia.service import cuda_environment
-from tests.nvidia.world import Gpu, World
 
 __all__ = ["POLICY", "RESOURCE", "NvidiaStage", "found_by", "staged"]
 
@@ -59,11 +59,11 @@ class NvidiaStage(Playground):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(devices=gpus, policy=policy)
-        self.world = World.create(self.directory / "w", gpus=gpus, mebibytes=mebibytes)
+        self.machine = Machine.create(self.directory / "w", gpus=gpus, mebibytes=mebibytes)
         words = list(self.service.arguments)
         words[words.index("sim")] = "nvidia"
         del words[(at := words.index("--sim-dir")) : at + 2]
-        program = ("tests.nvidia.service", str(self.world.root))
+        program = ("tests.nvidia.service", str(self.machine.root))
         self.service = Daemon([*words, *serve], self.directory / "service.log", environment or {}, program)
         words = list(self.plugin.arguments)
         del words[(at := words.index("--resource-name")) : at + 2]
@@ -77,7 +77,7 @@ class NvidiaStage(Playground):
         try:
             await super().close()
         finally:
-            self.world.close()
+            self.machine.close()
 
     async def start_daemons(self, timeout: float = SOON) -> None:
         await self.service.start()
@@ -105,23 +105,23 @@ class NvidiaStage(Playground):
             lambda devices: tuple(each.state for each in sorted(devices, key=lambda each: each.index)) == states, SOON
         )
 
-    async def said(self, *arguments: str, status: int = 0) -> Any:
+    async def command_json(self, *arguments: str, status: int = 0) -> Any:
         """Return the command's JSON output, a list or one object, once it has exited with ``status``."""
         answer = await self.run_command(*arguments, "-o", "json")
         assert answer.returncode == status, answer
-        told = json.loads(answer.stdout)
-        return told.get("items", told)
+        output = json.loads(answer.stdout)
+        return output.get("items", output)
 
     async def certificate(self, device: str) -> Mapping[str, Any]:
         """Return the current slow-path certificate of ``device`` (an index)."""
-        (found,) = [each for each in await self.said("devices") if each["index"] == device]
+        (found,) = [each for each in await self.command_json("devices") if each["index"] == device]
         assert found["certificate"] is not None, found
         return dict(found["certificate"])
 
     def gpu_of(self, pod: EmulatedPod) -> Gpu:
         """Return the GPU that the pod's only device is or belongs to."""
         (device,) = pod.device_ids
-        return self.world.find(device)[0]
+        return self.machine.find(device)[0]
 
     # --- pods
 
@@ -131,7 +131,7 @@ class NvidiaStage(Playground):
         """Return a pod of one container that runs ``python WORDS`` with the stand-in for CuPy, on its devices."""
         argv = ("/bin/sh", "-c", _AS_THE_RUNTIME_WOULD, sys.executable, *words)
         again = RestartPolicy.ALWAYS if restart else RestartPolicy.NEVER
-        main = ContainerSpec("main", argv, {resource: gpus}, dict(cuda_environment(self.world.root)), again)
+        main = ContainerSpec("main", argv, {resource: gpus}, dict(cuda_environment(self.machine.root)), again)
         return PodSpec(name, namespace, [main])
 
     def leaving(self, place: str, name: str, namespace: str, **more: Any) -> PodSpec:

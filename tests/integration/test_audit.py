@@ -1,4 +1,4 @@
-"""The audit trail of a running service: verified from outside, with heads saved off the node, and after its end."""
+"""The audit log of a running service: verified from outside, with heads saved off the node, and after its end."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ async def test_audit_log_is_the_same_from_the_service_the_state_directory_and_an
         assert (ended.returncode, json.loads(ended.stdout)["verdict"]) == (0, "intact")
         stopped = await stage.run_command("audit", "export", "--ledger-dir", state)
         rows = live.stdout.splitlines()[1:]
-        assert stopped.stdout.splitlines()[1 : 1 + len(rows)] == rows, "what was told once stays as it was told"
+        assert stopped.stdout.splitlines()[1 : 1 + len(rows)] == rows, "exported rows do not change"
 
-        file = stage.directory / "trail.jsonl"
+        file = stage.directory / "audit.jsonl"
         file.write_text(stopped.stdout)
         verified = await stage.run_command("audit", "verify", "--file", str(file), "--head", head)
         assert (verified.returncode, verified.stderr) == (0, "")
@@ -74,17 +74,17 @@ async def test_history_is_filtered_by_tenant_and_outcome() -> None:
         await running(stage, writer("a", "team-a"))
         await running(stage, writer("b", "team-b"))
 
-        async def asked(*words: str) -> list[dict[str, Any]]:
+        async def history_rows(*words: str) -> list[dict[str, Any]]:
             ended = await stage.run_command("history", *words, "-o", "json")
             assert (ended.returncode, ended.stderr) == (0, "")
             items: list[dict[str, Any]] = json.loads(ended.stdout)["items"]
             return items
 
-        (granted,) = await asked("--tenant", "team-a", "--outcome", "granted")
+        (granted,) = await history_rows("--tenant", "team-a", "--outcome", "granted")
         assert (granted["event"], granted["fields"]["pod"]) == ("handover.granted", "a")
-        passed = await asked("--outcome", "passed", "--device", granted["deviceID"])
+        passed = await history_rows("--outcome", "passed", "--device", granted["deviceID"])
         assert passed
         assert {each["deviceID"] for each in passed} == {granted["deviceID"]}
         assert {each["fields"]["outcome"] for each in passed} == {"passed"}
-        assert await asked("--tenant", "team-c") == []
-        assert await asked("--outcome", "failed") == []
+        assert await history_rows("--tenant", "team-c") == []
+        assert await history_rows("--outcome", "failed") == []

@@ -1,4 +1,4 @@
-"""What a device should be, a reset that a person orders, and the key that signs: with the shipped daemons.
+"""The expected state of a device, resets by an operator, and the signing key: with the shipped daemons.
 
 Nothing here waits for a time to pass. The service reads its inventory again once a minute; a test does not wait for that,
 and has another device come and go, upon which it is read at once.
@@ -45,7 +45,7 @@ recovery:
 diagnostics:
   recovery: none
 """
-"""A recovery by itself comes in an hour: what happens before is a person's doing."""
+"""Automatic recovery starts after an hour: anything earlier is the work of an operator."""
 STRICT = POLICY.replace(
     "  quietPeriod: 200ms\n", "  quietPeriod: 200ms\n  quarantineAfter:\n    baseline-mismatch: 200ms\n"
 )
@@ -66,10 +66,10 @@ async def a_stage(tmp_path: Path, policy: str = POLICY, *, devices: int = 1) -> 
         yield stage
 
 
-async def first_is(stage: Playground, wanted: Callable[[pb.Device], bool]) -> pb.Device:
-    """Device 0, once ``wanted`` holds of it."""
+async def first_is(stage: Playground, condition: Callable[[pb.Device], bool]) -> pb.Device:
+    """Device 0, once ``condition`` holds of it."""
     devices = await stage.wait_for_devices(
-        lambda devices: any(each.index == "0" and wanted(each) for each in devices), SOON
+        lambda devices: any(each.index == "0" and condition(each) for each in devices), SOON
     )
     return next(each for each in devices if each.index == "0")
 
@@ -79,7 +79,7 @@ async def health_is(stage: Playground, health: str) -> pb.Device:
 
 
 async def written(stage: Playground, firmware: str) -> None:
-    """Somebody writes the firmware of device 0; device 1 is cut and put together again, so that the inventory is read."""
+    """Change the firmware of device 0; split device 1 and merge it again, so that the inventory is read."""
     done = await stage.run_command("sim", "fault", "--dir", str(stage.sim_dir), "--device", "0", "--firmware", firmware)
     assert done.returncode == 0, done.stderr
     split(stage.sim_dir, "1", 2)
@@ -140,9 +140,12 @@ async def test_changed_firmware_is_reported_and_can_be_accepted_by_an_operator(t
         assert facts["vbios"] == (usual, "evil-2")
         async with AdminClient(stage.socket_dir) as admin:
             *_, last = [each async for each in admin.scrub("0", "slow")]
-        assert any("warns of baseline-mismatch" in line for line in last.result.certificate.covered)
-        told = await accepted(stage, "new VBIOS, ticket 4711")
-        assert (told.baseline.actor, told.baseline.reason) == (ACTOR, "new VBIOS, ticket 4711")
+        assert any("warnings: baseline-mismatch" in line for line in last.result.certificate.covered)
+        accepted_baseline = await accepted(stage, "new VBIOS, ticket 4711")
+        assert (accepted_baseline.baseline.actor, accepted_baseline.baseline.reason) == (
+            ACTOR,
+            "new VBIOS, ticket 4711",
+        )
         await health_is(stage, "healthy")
         (row,) = await history(stage, "baseline.accepted")
         assert (row["previous_vbios"], row["current_vbios"], row["reason"]) == (
@@ -151,7 +154,7 @@ async def test_changed_firmware_is_reported_and_can_be_accepted_by_an_operator(t
             "new VBIOS, ticket 4711",
         )
         (line,) = logged(stage, "baseline.accepted")
-        assert (line["level"], line["actor"], line["device"]) == ("warning", ACTOR, told.id)
+        assert (line["level"], line["actor"], line["device"]) == ("warning", ACTOR, accepted_baseline.id)
 
 
 async def test_baseline_survives_sigkill_and_firmware_changed_meanwhile_is_detected(tmp_path: Path) -> None:
@@ -189,8 +192,8 @@ async def test_accepted_pcie_width_is_normal_and_a_narrower_one_makes_the_device
     async with a_stage(tmp_path) as stage:
         control.add_faults(stage.sim_dir, "0", conditions={"pcie-width": "x8 of x16"})
         await health_is(stage, "suspect")
-        told = await accepted(stage, "that slot has eight lanes")
-        assert [(each.name, each.expected) for each in told.baseline.accepted_conditions] == [
+        accepted_baseline = await accepted(stage, "that slot has eight lanes")
+        assert [(each.name, each.expected) for each in accepted_baseline.baseline.accepted_conditions] == [
             ("pcie-width", "x8 of x16")
         ]
         await health_is(stage, "healthy")
@@ -292,10 +295,10 @@ async def test_every_certificate_verifies_with_the_key_that_the_service_reports(
         info = await stage.read_client.service_info()
         entries = (await stage.read_client.history(limit=1000)).entries
         names = {each.certificate.id for each in entries if each.HasField("certificate")}
-        told = [await stage.read_client.certificate(name) for name in sorted(names)]
-        assert {each.certificate.path for each in told} == {"slow", "fast"}
-        assert {"consumed", "unused"} <= {each.status for each in told}
-        for each in told:
+        accepted_baseline = [await stage.read_client.certificate(name) for name in sorted(names)]
+        assert {each.certificate.path for each in accepted_baseline} == {"slow", "fast"}
+        assert {"consumed", "unused"} <= {each.status for each in accepted_baseline}
+        for each in accepted_baseline:
             assert each.certificate.key_id == info.key_id
             assert verify_signature(info.public_key, each.payload, each.certificate.signature)
         assert (await metrics(stage))["scrubber_signing_key_info"] == [({"key_id": info.key_id}, 1.0)]
@@ -350,9 +353,9 @@ async def test_unsafe_or_invalid_signing_key_stops_the_service_at_the_start_with
         assert stage.service.process is not None
         async with asyncio.timeout(SOON):
             assert await stage.service.process.wait() != 0
-        said = stage.service.log.read_text().splitlines()[-1]
-        assert str(key) in said
-        assert "remove it" in said
+        line = stage.service.log.read_text().splitlines()[-1]
+        assert str(key) in line
+        assert "remove it" in line
 
 
 async def test_audit_head_is_the_same_in_metric_log_service_and_ledger(
@@ -370,15 +373,15 @@ async def test_audit_head_is_the_same_in_metric_log_service_and_ledger(
                 await asyncio.sleep(0.05)
         parts = {labels["part"]: int(value) for labels, value in shown["scrubber_audit_head_hash"]}
         assert "".join(f"{parts[part]:08x}" for part in sorted(parts)) == head.hash
-        told = [*logged(stage, "audit.head-published"), *logged(stage, "service.ready")]
+        lines = [*logged(stage, "audit.head-published"), *logged(stage, "service.ready")]
         pages = [
             page async for page in stage.read_client.audit_pages()
         ]  # after the log: each row that it names is in there
         rows = {row.sequence: row.hash for page in pages for row in page.rows}
         assert rows[head.sequence] == head.hash
-        for line in told:
+        for line in lines:
             number, _, digest = str(line.get("head") or line["audit_head"]).partition(":")
             assert rows[int(number)] == digest
-        assert [line for line in told if line["event"] == "audit.head-published"]
+        assert [line for line in lines if line["event"] == "audit.head-published"]
         assert await stage.service.stop(SOON) == 0
         assert verify_ledger(stage.directory / "state").intact

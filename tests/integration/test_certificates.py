@@ -148,7 +148,7 @@ class TestCertificatePage:
         assert f"`{FILE_NAME}`" in self.PAGE
 
 
-async def told(stage: Playground, *words: str) -> Any:
+async def command_json(stage: Playground, *words: str) -> Any:
     ended = await stage.run_command("certificate", *words, "-o", "json")
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
@@ -177,7 +177,7 @@ async def test_every_certificate_of_a_node_can_be_verified_elsewhere() -> None:
     async with staged(devices=2) as stage:
         key, wrong = await key_of(stage), stage.directory / "wrong.pem"
         wrong.write_text(EphemeralKey().public_key)
-        items = (await told(stage, "list"))["items"]
+        items = (await command_json(stage, "list"))["items"]
         assert len(items) == 2
         for item in items:
             file = await exported(stage, item["metadata"]["name"])
@@ -192,28 +192,28 @@ async def test_every_certificate_of_a_node_can_be_verified_elsewhere() -> None:
             assert (by_script(file, wrong)[0], by_command(file, wrong)) == (1, 1)
             ended = await stage.run_command("certificate", "verify", str(file))
             assert ended.returncode == 0
-            assert "the service on this node was asked for its own" in ended.stderr
+            assert "Using the key of the service on this node" in ended.stderr
 
 
 async def test_grant_consumes_a_certificate_and_its_signature_stays_valid() -> None:
     async with staged(devices=1) as stage:
-        (before,) = (await told(stage, "list"))["items"]
+        (before,) = (await command_json(stage, "list"))["items"]
         first = (await exported(stage, before["metadata"]["name"])).read_bytes()
         await running(stage, writer("a", "team-a"))
         (device,) = (await stage.read_client.devices()).devices
         (tenancy,) = device.open_grants
         for id_ in {before["metadata"]["name"], tenancy.certificate_id}:
-            after = await told(stage, "show", id_)
+            after = await command_json(stage, "show", id_)
             assert (after["status"], after["nextGrant"]) == ("consumed", tenancy.sequence)
             assert after["signatureStatus"] == "valid"
-        assert (await told(stage, "show", "--device", "0"))["metadata"]["name"] == tenancy.certificate_id
+        assert (await command_json(stage, "show", "--device", "0"))["metadata"]["name"] == tenancy.certificate_id
         assert (await exported(stage, before["metadata"]["name"])).read_bytes() == first
 
 
 async def test_signing_key_and_certificates_survive_a_service_restart() -> None:
     async with staged(devices=1) as stage:
         key, created = await key_of(stage), await history(stage, "key.created")
-        (item,) = (await told(stage, "list"))["items"]
+        (item,) = (await command_json(stage, "list"))["items"]
         assert [each["key_id"] for each in created] == [item["keyID"]]
         file = await exported(stage, item["metadata"]["name"])
         await stage.service.kill()
@@ -221,7 +221,7 @@ async def test_signing_key_and_certificates_survive_a_service_restart() -> None:
         await stage.wait_until_clean(SOON)
         assert (await key_of(stage)).read_text() == key.read_text()
         assert await history(stage, "key.created") == created
-        shown = await told(stage, "show", item["metadata"]["name"])
+        shown = await command_json(stage, "show", item["metadata"]["name"])
         assert (shown["status"], shown["signatureStatus"]) == ("voided", "valid")
         assert by_script(file, key)[0] == 0
 
@@ -229,7 +229,7 @@ async def test_signing_key_and_certificates_survive_a_service_restart() -> None:
 async def test_deleted_signing_key_is_replaced_and_the_new_key_is_reported() -> None:
     async with staged(devices=1) as stage:
         old_key = await key_of(stage)
-        (old,) = (await told(stage, "list"))["items"]
+        (old,) = (await command_json(stage, "list"))["items"]
         old_file = await exported(stage, old["metadata"]["name"])
         await stage.service.stop()
         (stage.directory / "state" / FILE_NAME).unlink()
@@ -238,7 +238,7 @@ async def test_deleted_signing_key_is_replaced_and_the_new_key_is_reported() -> 
         new_key = await key_of(stage)
         assert new_key != old_key
         assert len(await history(stage, "key.created")) == 2
-        (new,) = (await told(stage, "list"))["items"]
+        (new,) = (await command_json(stage, "list"))["items"]
         new_file = await exported(stage, new["metadata"]["name"])
         verdicts = [[by_script(file, key)[0] for file in (old_file, new_file)] for key in (old_key, new_key)]
         assert verdicts == [[0, 1], [1, 0]], "each key vouches for its own time"
@@ -248,7 +248,7 @@ async def test_deleted_signing_key_is_replaced_and_the_new_key_is_reported() -> 
 
 async def test_certificate_changed_in_the_ledger_has_an_invalid_signature() -> None:
     async with staged(devices=1) as stage:
-        (item,) = (await told(stage, "list"))["items"]
+        (item,) = (await command_json(stage, "list"))["items"]
         key = await key_of(stage)
         await stage.service.stop()
         with sqlite3.connect(stage.directory / "state" / "ledger.db") as ledger:

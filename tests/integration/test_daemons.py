@@ -93,9 +93,9 @@ def _lines_say_whom_they_are_about(stage: Playground) -> None:
     assert [line["tenant"] for line in started] == [None, "team-a", "team-a"]
     ended = {line["scrub_id"]: line for line in service if line["event"] == "scrub.finished"}
     assert ended[started[0]["scrub_id"]]["outcome"] == ended[started[2]["scrub_id"]]["outcome"] == "passed"
-    asked = [line for line in plugin if line["event"] == "handover.granted"]
-    assert [line["certificates"] for line in asked] == [[line["certificate"]] for line in granted]
-    assert {(line["method"], line["resource"]) for line in asked} == {("PreStartContainer", RESOURCE)}
+    granted_lines = [line for line in plugin if line["event"] == "handover.granted"]
+    assert [line["certificates"] for line in granted_lines] == [[line["certificate"]] for line in granted]
+    assert {(line["method"], line["resource"]) for line in granted_lines} == {("PreStartContainer", RESOURCE)}
     issued = [line for line in service if line["event"] == "certificate.issued"]
     assert [(line["scrub_id"], line.get("tenant")) for line in issued] == [
         (started[0]["scrub_id"], None),
@@ -105,13 +105,13 @@ def _lines_say_whom_they_are_about(stage: Playground) -> None:
 
 async def test_second_service_is_refused_and_the_first_keeps_running() -> None:
     async with staged(devices=1) as stage:
-        status, said = await ended(another(stage.service, stage))
+        status, message = await ended(another(stage.service, stage))
         assert status == 3
-        assert "owns the ledger" in said, said
+        assert "owns the ledger" in message, message
         elsewhere = str(stage.directory / "state2")
-        status, said = await ended(another(stage.service, stage, state_dir=elsewhere))
+        status, message = await ended(another(stage.service, stage, state_dir=elsewhere))
         assert status == 3
-        assert str(stage.service.pid) in said, said
+        assert str(stage.service.pid) in message, message
         with pytest.raises(AlreadyRunning, match="has the ledger in"):
             verify_ledger(stage.directory / "state")
         await running(stage, writer("a", "team-a"))
@@ -189,11 +189,11 @@ async def test_malformed_requests_are_refused_and_change_nothing() -> None:
     async with staged(devices=1) as stage:
         (device,) = (await stage.read_client.devices()).devices
         async with grpc.aio.insecure_channel(grpc_target(Sockets(stage.socket_dir).path(Purpose.PLUGIN))) as channel:
-            ask = scrubber_pb2_grpc.PluginStub(channel)
-            for devices in ([], [""], ["SIM-GPU-of-somebody-else"], [device.id, device.id]):
+            stub = scrubber_pb2_grpc.PluginStub(channel)
+            for devices in ([], [""], ["SIM-GPU-unknown"], [device.id, device.id]):
                 for call, request in (
-                    (ask.Reserve, pb.ReserveRequest(device_ids=devices)),
-                    (ask.HandOver, pb.HandOverRequest(device_ids=devices)),
+                    (stub.Reserve, pb.ReserveRequest(device_ids=devices)),
+                    (stub.HandOver, pb.HandOverRequest(device_ids=devices)),
                 ):
                     with pytest.raises(grpc.aio.AioRpcError) as refused:
                         await call(request, timeout=SOON)
@@ -206,9 +206,9 @@ async def test_metrics_port_in_use_ends_a_daemon_before_it_creates_files(which: 
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         async with Playground(devices=1, memory="2MiB") as stage:
-            status, said = await ended(another(getattr(stage, which), stage, metrics_address=address))
-            assert status == 2, said
-            assert f"Metrics cannot be served on {address}" in said
+            status, message = await ended(another(getattr(stage, which), stage, metrics_address=address))
+            assert status == 2, message
+            assert f"Metrics cannot be served on {address}" in message
             assert not (stage.directory / "state").exists()
             assert not stage.socket_dir.exists()
             assert list(stage.kubelet.device_plugins.glob("scrubber-*")) == []
@@ -219,14 +219,14 @@ async def test_file_in_place_of_a_directory_is_refused_with_an_error_message(tmp
     async with Playground(devices=1, memory="2MiB") as stage:
         file = stage.directory / "file"
         file.write_text("not yours")
-        status, said = await ended(another(stage.service, stage, **{flag: str(file)}))
-        assert status == 2, said
-        assert str(file) in said
+        status, message = await ended(another(stage.service, stage, **{flag: str(file)}))
+        assert status == 2, message
+        assert str(file) in message
         assert file.read_text() == "not yours"
 
 
 async def test_socket_directory_with_too_long_a_path_is_refused_with_an_error_message() -> None:
     async with Playground(devices=1, memory="2MiB") as stage:
-        status, said = await ended(another(stage.service, stage, socket_dir=str(stage.directory / ("long" * 25))))
+        status, message = await ended(another(stage.service, stage, socket_dir=str(stage.directory / ("long" * 25))))
         assert status == 2
-        assert "107" in said or "too long" in said, said
+        assert "107" in message or "too long" in message, message

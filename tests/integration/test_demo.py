@@ -21,8 +21,8 @@ def test_demo_plays_every_scene_and_exits_with_0() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    told = [lines.index(scene) for scene in SCENES]
-    assert told == sorted(told)
+    positions = [lines.index(scene) for scene in SCENES]
+    assert positions == sorted(positions)
     assert "Summary" in done.stdout
-    assert lines[-1].startswith("Every expectation held")
+    assert lines[-1].startswith("All expectations were met")
     assert done.stderr == ""

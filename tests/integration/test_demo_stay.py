@@ -46,7 +46,7 @@ A_STORY_WHOSE_TERMINAL_GOES = A_LONG_STORY.replace(
     "    await asyncio.Event().wait()\n",
 )
 ADDRESS = r"metrics\s+http://(127\.0\.0\.1):(\d+)/metrics"
-PATIENCE = 100.0
+DEADLINE = 100.0
 
 
 def scraped(port: str) -> str:
@@ -58,20 +58,22 @@ def scraped(port: str) -> str:
 async def test_demo_node_stays_until_ctrl_c(kept: bool, short_tmp: Path) -> None:
     flag = ("--keep-files", "--dir", str(short_tmp / "node")) if kept else ()
     program = (sys.executable, "-c", A_SHORT_STORY)
-    async with terminal("demo", "--keep-running", *flag, columns=400, program=program) as there:
-        found = await there.shows(re.compile(r"ask the service +scrubber devices --socket-dir (\S+)/run\n"), PATIENCE)
-        await there.shows("break something", PATIENCE)
+    async with terminal("demo", "--keep-running", *flag, columns=400, program=program) as session:
+        found = await session.shows(
+            re.compile(r"query the service +scrubber devices --socket-dir (\S+)/run\n"), DEADLINE
+        )
+        await session.shows("inject a fault", DEADLINE)
         node = Path(found[1])
-        assert "Every expectation held" in there.screen.text
-        ports = [port for _, port in re.findall(ADDRESS, there.screen.text)]
+        assert "All expectations were met" in session.screen.text
+        ports = [port for _, port in re.findall(ADDRESS, session.screen.text)]
         service, plugin = (scraped(port) for port in ports)
         assert "scrubber_signing_key_info" in service
         assert "scrubber_plugin_" in plugin
         assert "scrubber_plugin_" not in service
         doors = {door for door in listening() if door[0] in map(int, ports)}
         assert len(doors) == 2
-        there.type("\x03")
-        ended = await there.ended(PATIENCE)
+        session.type("\x03")
+        ended = await session.ended(DEADLINE)
     assert ended.code == 0
     assert doors.isdisjoint(listening())  # their port numbers may be in use by other processes now
     assert node.exists() is kept
@@ -82,13 +84,13 @@ async def test_demo_node_stays_until_ctrl_c(kept: bool, short_tmp: Path) -> None
 @pytest.mark.parametrize("stays", [True, False])
 async def test_demo_leaves_nothing_behind_after_any_number_of_signals(number: signal.Signals, stays: bool) -> None:
     program = (sys.executable, "-c", A_SHORT_STORY if stays else A_LONG_STORY)
-    said = re.compile(r"sim fault --dir (\S+)" if stays else r"so far, with (\S+) and (\S+)\n")
-    async with terminal("demo", "--keep-running", columns=400, program=program) as there:
-        found = await there.shows(said, PATIENCE)
+    pattern = re.compile(r"sim fault --dir (\S+)" if stays else r"so far, with (\S+) and (\S+)\n")
+    async with terminal("demo", "--keep-running", columns=400, program=program) as session:
+        found = await session.shows(pattern, DEADLINE)
         made = Path(f"{found[1]}")
-        ended = asyncio.ensure_future(there.ended(PATIENCE))
+        ended = asyncio.ensure_future(session.ended(DEADLINE))
         while not ended.done():  # during all of its cleanup
-            tell(there.process, number)
+            send_signal(session.process, number)
             await asyncio.sleep(0.005)
     # A signal after the cleanup kills the interpreter during its exit.
     assert (await ended).code in (0 if stays else 128 + number, -number)
@@ -96,8 +98,8 @@ async def test_demo_leaves_nothing_behind_after_any_number_of_signals(number: si
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(made).encode() in command_of(pid)]
 
 
-@pytest.mark.parametrize("told", [True, False])
-async def test_closed_terminal_ends_the_demo_and_leaves_nothing_behind(told: bool) -> None:
+@pytest.mark.parametrize("terminated", [True, False])
+async def test_closed_terminal_ends_the_demo_and_leaves_nothing_behind(terminated: bool) -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as screen:
         process = await asyncio.create_subprocess_exec(
@@ -111,9 +113,9 @@ async def test_closed_terminal_ends_the_demo_and_leaves_nothing_behind(told: boo
         seen = b""
         while (found := re.search(rb"so far, with (\S+) and (\S+)\r\n", seen)) is None:
             seen += await asyncio.to_thread(screen.read, 4096)
-    if told:
-        tell(process, signal.SIGHUP)
-    async with asyncio.timeout(PATIENCE):
+    if terminated:
+        send_signal(process, signal.SIGHUP)
+    async with asyncio.timeout(DEADLINE):
         assert await process.wait() == 128 + signal.SIGHUP
     made = [Path(each.decode()) for each in found.groups()]
     assert not [each for each in made if each.exists()]
@@ -127,7 +129,7 @@ def listening() -> set[tuple[int, str]]:
     return {(int(fields[1].rpartition(":")[2], 16), fields[9]) for fields in ours}
 
 
-def tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     """Do not use its ``send_signal``: that polls the process, and its exit status would be lost to asyncio."""
     with suppress(ProcessLookupError):
         os.kill(process.pid, number)

@@ -1,4 +1,4 @@
-"""``scrubber doctor`` on a node with the shipped daemons: as root, as an operator in a group, as nobody, and without them."""
+"""``scrubber doctor`` on a node with the shipped daemons: as root, as a group member, as an unprivileged user; and without them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.emulator.playground import Playground
-from tests.doctor.stage import Ended, as_stranger, believed, run
+from tests.doctor.stage import Ended, run, run_unprivileged, until_trusted
 from tests.integration.acting import QUICK, SOON, running, staged, writer
 
 ROOT = os.geteuid() == 0
@@ -33,7 +33,7 @@ def wrong(ended: Ended) -> dict[str, str]:
 
 @asynccontextmanager
 async def with_operators(**flags: str) -> AsyncIterator[Playground]:
-    """A stage whose service lets a group look and act; strangers may pass through its directory."""
+    """A stage whose service lets a group read and act; other users may traverse its directory."""
     async with Playground(devices=1, memory="2MiB", policy=QUICK) as stage:
         stage.directory.chmod(0o755)
         for flag, value in flags.items():
@@ -46,7 +46,7 @@ async def with_operators(**flags: str) -> AsyncIterator[Playground]:
 async def test_doctor_finds_a_working_node_healthy_without_options() -> None:
     async with staged(devices=1) as stage:
         await running(stage, writer("a", "team-a"))
-        await believed(stage.read_client)
+        await until_trusted(stage.read_client)
         ended = await examined(stage)
         assert set(wrong(ended)) <= OF_THE_MACHINE, ended.out
         assert (ended.code, ended.err) == (5, "")
@@ -54,7 +54,7 @@ async def test_doctor_finds_a_working_node_healthy_without_options() -> None:
         assert str(stage.directory / "state") in ended.check("state-dir")["message"]
         assert ended.check("policy")["message"].startswith(f"{QUICK} is in force")
         assert str(stage.kubelet.root) in ended.check("kubelet")["message"]
-        assert "1 container has devices of ours" in ended.check("pod-resources")["message"]
+        assert "1 container uses our devices" in ended.check("pod-resources")["message"]
         info = await stage.read_client.service_info()
         assert info.key_id in ended.check("signing-key-id")["message"]
 
@@ -106,9 +106,9 @@ async def test_doctor_checks_the_state_directory_after_the_service_was_killed() 
 
 async def test_operator_in_the_admin_group_may_use_doctor_without_root() -> None:
     async with with_operators(admin_group=OPERATORS.gr_name) as stage:
-        ended = await as_stranger("--socket-dir", stage.socket_dir, "-o", "json", gids=[OPERATORS.gr_gid])
+        ended = await run_unprivileged("--socket-dir", stage.socket_dir, "-o", "json", gids=[OPERATORS.gr_gid])
         assert ended.levels["service"] == "ok"
-        assert ended.check("permissions")["message"].endswith("and may look and act.")
+        assert ended.check("permissions")["message"].endswith("and may read and act.")
         if ROOT:
             assert ended.check("sockets")["message"].count(f"the group {OPERATORS.gr_name} may") == 2
             # The state directory is the service's alone: its mode is seen, and nothing behind it.
@@ -117,11 +117,11 @@ async def test_operator_in_the_admin_group_may_use_doctor_without_root() -> None
 
 async def test_doctor_advises_an_operator_with_read_access_how_to_get_admin_access() -> None:
     async with with_operators(read_group=OPERATORS.gr_name) as stage:
-        ended = await as_stranger("--socket-dir", stage.socket_dir, "-o", "json", gids=[OPERATORS.gr_gid])
+        ended = await run_unprivileged("--socket-dir", stage.socket_dir, "-o", "json", gids=[OPERATORS.gr_gid])
         assert ended.levels["service"] == "ok"
         if ROOT:
             check = ended.check("permissions")
-            assert (check["level"], "may look, and not act" in check["message"]) == ("warning", True)
+            assert (check["level"], "may read, but not act" in check["message"]) == ("warning", True)
             assert "--admin-group GROUP" in check["remedy"]
 
 
@@ -130,16 +130,16 @@ async def test_doctor_advises_an_unprivileged_user_how_to_get_access_and_shows_t
     groups: dict[str, str],
 ) -> None:
     async with with_operators(**groups) as stage:
-        ended = await as_stranger("--socket-dir", stage.socket_dir, "-o", "json")
+        ended = await run_unprivileged("--socket-dir", stage.socket_dir, "-o", "json")
         if ROOT:
             assert ended.code == 1
-            assert "may neither look nor act" in ended.check("permissions")["message"]
+            assert "may neither read nor act" in ended.check("permissions")["message"]
             assert ("usermod -aG" in ended.check("permissions")["remedy"]) == bool(groups)
         assert ended.levels["dependencies"] == "ok"
 
 
 async def test_several_doctor_runs_at_once_do_not_disturb_each_other() -> None:
     async with staged(devices=1) as stage:
-        await believed(stage.read_client)
+        await until_trusted(stage.read_client)
         several = await asyncio.gather(*(examined(stage) for _ in range(4)))
         assert [set(wrong(each)) <= OF_THE_MACHINE for each in several] == [True] * 4, [each.out for each in several]

@@ -18,7 +18,9 @@ from tests.pods import CGROUP2
 
 IDENTITIES = ["cgroup"] if CGROUP2 is not None else []
 if not IDENTITIES:
-    print("NOT TESTED HERE: that the fast path walks no /proc (nobody may write cgroups)", file=sys.__stderr__)
+    print(
+        "NOT TESTED HERE: that the fast path walks no /proc (writing to cgroups is not permitted)", file=sys.__stderr__
+    )
 
 
 @pytest.mark.parametrize("identity", IDENTITIES)

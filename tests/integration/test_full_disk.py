@@ -41,7 +41,7 @@ def _can_mount() -> bool:
 
 SIZES = [SIZE] if _can_mount() else []
 if not SIZES:
-    print("NOT TESTED HERE: a full disk at runtime (nobody may mount a tmpfs)", file=sys.__stderr__)
+    print("NOT TESTED HERE: a full disk at runtime (mounting a tmpfs is not permitted)", file=sys.__stderr__)
 
 
 @pytest.fixture
@@ -65,16 +65,16 @@ async def test_hand_overs_are_refused_while_the_disk_is_full_and_continue_once_t
         ballast = state / "ballast"
         _fill(ballast)
         waiting = await stage.kubelet.run(reader("waiting", "team-b"))
-        said = await refusal(waiting)
-        assert "cannot keep its record" in said, said
+        message = await refusal(waiting)
+        assert "cannot write its ledger" in message, message
         assert "No space left" in (await stage.read_client.service_info()).ledger_status
         assert stage.service.process is not None
         assert stage.service.process.returncode is None
         async with AdminClient(stage.socket_dir) as operator:
             await operator.quarantine("0", "the disk is full")
             await operator.unquarantine("0", "only a test")
-        told = [await history(stage, name) for name in ("operator.quarantined", "operator.released")]
-        assert [len(rows) for rows in told] == [1, 1], "what people do is recorded on a full disk too"
+        audit_rows = [await history(stage, name) for name in ("operator.quarantined", "operator.released")]
+        assert [len(rows) for rows in audit_rows] == [1, 1], "what people do is recorded on a full disk too"
         assert "No space left" in (await stage.read_client.service_info()).ledger_status
         ballast.unlink()
         assert await found_by(waiting) == ""

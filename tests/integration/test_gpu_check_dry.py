@@ -23,11 +23,11 @@ from tests.adapters.sim_rig import Tenant
 from tests.gpu.outcome import Log, Report, Verdict, dump, file_name, finished, render
 from tests.gpu.parts.attacks import nothing_found
 from tests.nvidia.build import LIBRARY
-from tests.nvidia.world import MIB, World
+from tests.nvidia.machine import MIB, Machine
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench/results"
-PATIENCE = 100.0
+DEADLINE = 100.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Ran:
     """A finished run of the check."""
 
     status: int
-    told: str
+    output: str
     report: dict[str, Any]
 
     def verdict(self, name: str) -> str:
@@ -50,16 +50,16 @@ class Ran:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World.create(tmp_path / "world", gpus=1, mebibytes=17, reserved_mebibytes=1) as made:
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with Machine.create(tmp_path / "world", gpus=1, mebibytes=17, reserved_mebibytes=1) as made:
         yield made
 
 
-def check(world: World, *arguments: str) -> Ran:
-    out = world.root.parent / "out"
-    command = [sys.executable, "-m", "tests.gpu", "--quick", "--stand-ins", str(world.root), "--out", str(out)]
+def check(machine: Machine, *arguments: str) -> Ran:
+    out = machine.root.parent / "out"
+    command = [sys.executable, "-m", "tests.gpu", "--quick", "--stand-ins", str(machine.root), "--out", str(out)]
     done = subprocess.run(
-        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False
     )
     reports = list(out.glob("*.json"))
     report = json.loads(reports[0].read_text()) if reports else {}
@@ -69,15 +69,15 @@ def check(world: World, *arguments: str) -> Ran:
 # --- whole runs
 
 
-def test_gpu_check_on_stand_ins_runs_every_part_and_stores_no_figures(world: World) -> None:
+def test_gpu_check_on_stand_ins_runs_every_part_and_stores_no_figures(machine: Machine) -> None:
     before = {path: path.read_bytes() for path in RESULTS.iterdir()}
-    ran = check(world)
-    assert ran.status == 0, ran.told
+    ran = check(machine)
+    assert ran.status == 0, ran.output
     assert ran.failed == set()
     assert ran.report["dry"] is True
     assert ran.report["targets"] == []
-    assert "DRY RUN" in ran.told
-    assert [path.name for path in (world.root.parent / "out").iterdir()] == ["dry-run-h200-580.65.06.json"]
+    assert "DRY RUN" in ran.output
+    assert [path.name for path in (machine.root.parent / "out").iterdir()] == ["dry-run-h200-580.65.06.json"]
     assert {path: path.read_bytes() for path in RESULTS.iterdir()} == before
     for place in ("global-memory", "shared-memory", "registers"):
         assert ran.figure(f"attack.{place}.before", "found_bytes") == ran.figure(f"attack.{place}.before", "left_bytes")
@@ -93,103 +93,103 @@ def test_gpu_check_on_stand_ins_runs_every_part_and_stores_no_figures(world: Wor
     for name in ("bench.limits", "bench.passes", "bench.slow-path", "bench.fork", "bench.events", "bench.fast-path"):
         assert ran.verdict(name) == Verdict.PASSED
     assert ran.verdict("reset") == Verdict.UNAVAILABLE
-    assert world.gpus[0].text("compute_mode") == "0"
-    assert world.gpus[0].resets() == 0
+    assert machine.gpus[0].text("compute_mode") == "0"
+    assert machine.gpus[0].resets() == 0
 
 
 def test_gpu_check_attacks_and_scrubs_a_mig_instance_separately(tmp_path: Path) -> None:
-    with World.create(tmp_path / "world", gpus=1, mebibytes=129, reserved_mebibytes=1) as world:
-        attacked, beside = world.gpus[0].split("1g.18gb", "1g.18gb")
-        beside.fill("somebody else's")
-        ran = check(world, "--device", attacked.uuid, "--only", "settings", "holders", "attack")
-        assert ran.status == 0, ran.told
+    with Machine.create(tmp_path / "world", gpus=1, mebibytes=129, reserved_mebibytes=1) as machine:
+        attacked, beside = machine.gpus[0].split("1g.18gb", "1g.18gb")
+        beside.fill("another tenant's")
+        ran = check(machine, "--device", attacked.uuid, "--only", "settings", "holders", "attack")
+        assert ran.status == 0, ran.output
         assert ran.verdict("settings.compute-mode") == Verdict.UNAVAILABLE
         assert ran.figure("attack.mig-instance.before", "found_bytes")
         assert ran.figure("attack.mig-instance.after", "found_bytes") == 0
-        assert beside.content().startswith(b"somebody else's")
+        assert beside.content().startswith(b"another tenant's")
 
 
-def test_memory_that_does_not_clear_fails_the_gpu_check_and_the_other_parts_continue(world: World) -> None:
-    world.gpus[0].set("wont_clear", "")
-    ran = check(world, "--only", "coverage", "diagnostics", "bench.starting")
+def test_memory_that_does_not_clear_fails_the_gpu_check_and_the_other_parts_continue(machine: Machine) -> None:
+    machine.gpus[0].set("wont_clear", "")
+    ran = check(machine, "--only", "coverage", "diagnostics", "bench.starting")
     assert ran.status == 1
     assert ran.failed == {"coverage", "diagnostics.quick"}
     assert ran.verdict("bench.fork") == Verdict.PASSED
-    assert "FAILED coverage" in ran.told
+    assert "FAILED coverage" in ran.output
 
 
 def test_unassigned_memory_that_stays_in_use_fails_the_gpu_check(tmp_path: Path) -> None:
-    with World.create(tmp_path / "world", gpus=1, mebibytes=129, reserved_mebibytes=1) as world:
-        world.gpus[0].set("used", 80 * MIB)
-        ran = check(world, "--only", "coverage")
+    with Machine.create(tmp_path / "world", gpus=1, mebibytes=129, reserved_mebibytes=1) as machine:
+        machine.gpus[0].set("used", 80 * MIB)
+        ran = check(machine, "--only", "coverage")
     assert (ran.status, ran.failed) == (1, {"coverage"})
-    assert f"{16 * MIB} are in use although nobody has the device" in ran.told
+    assert f"{16 * MIB} stay in use although no process holds the device" in ran.output
 
 
-def test_streaming_multiprocessor_that_never_runs_fails_the_gpu_check(world: World) -> None:
-    world.gpus[0].set("sm_dead", 2)
-    ran = check(world, "--only", "coverage")
+def test_streaming_multiprocessor_that_never_runs_fails_the_gpu_check(machine: Machine) -> None:
+    machine.gpus[0].set("sm_dead", 2)
+    ran = check(machine, "--only", "coverage")
     assert (ran.status, ran.failed) == (1, {"coverage.on-chip"})
 
 
-def test_compute_mode_that_cannot_be_changed_is_reported_as_a_missing_fence(world: World) -> None:
-    world.gpus[0].fail("nvmlDeviceSetComputeMode", 4)
-    ran = check(world, "--only", "settings", "coverage")
-    assert ran.status == 0, ran.told
+def test_compute_mode_that_cannot_be_changed_is_reported_as_a_missing_fence(machine: Machine) -> None:
+    machine.gpus[0].fail("nvmlDeviceSetComputeMode", 4)
+    ran = check(machine, "--only", "settings", "coverage")
+    assert ran.status == 0, ran.output
     assert ran.verdict("settings.compute-mode") == Verdict.UNAVAILABLE
     assert any(str(each).startswith("fence:") for each in ran.figure("coverage", "not_covered"))  # type: ignore[attr-defined]
 
 
-def test_gpu_check_with_leave_settings_changes_no_settings(world: World) -> None:
-    world.gpus[0].set("gpu_locked_clocks", "1000 1000")
-    world.gpus[0].set("compute_mode", 2)
-    ran = check(world, "--leave-settings", "--only", "settings", "bench.starting")
-    assert ran.status == 0, ran.told
-    assert (world.gpus[0].text("gpu_locked_clocks"), world.gpus[0].text("compute_mode")) == ("1000 1000", "2")
+def test_gpu_check_with_leave_settings_changes_no_settings(machine: Machine) -> None:
+    machine.gpus[0].set("gpu_locked_clocks", "1000 1000")
+    machine.gpus[0].set("compute_mode", 2)
+    ran = check(machine, "--leave-settings", "--only", "settings", "bench.starting")
+    assert ran.status == 0, ran.output
+    assert (machine.gpus[0].text("gpu_locked_clocks"), machine.gpus[0].text("compute_mode")) == ("1000 1000", "2")
 
 
-def test_gpu_check_makes_a_reset_only_with_allow_reset(world: World) -> None:
-    ran = check(world, "--allow-reset", "--only", "reset")
-    assert ran.status == 0, ran.told
-    assert world.gpus[0].resets() == 1
+def test_gpu_check_makes_a_reset_only_with_allow_reset(machine: Machine) -> None:
+    ran = check(machine, "--allow-reset", "--only", "reset")
+    assert ran.status == 0, ran.output
+    assert machine.gpus[0].resets() == 1
 
 
-def test_gpu_check_does_not_touch_a_device_in_use(world: World) -> None:
-    gpu = world.gpus[0]
+def test_gpu_check_does_not_touch_a_device_in_use(machine: Machine) -> None:
+    gpu = machine.gpus[0]
     gpu.fill("secret")
     holder = "import os, signal, sys; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print('{\"ready\": 1}', flush=True); signal.pause()"
     tenant = Tenant([sys.executable, "-c", holder, str(gpu.node)]).until_ready()
     try:
-        ran = check(world)
+        ran = check(machine)
     finally:
         tenant.end()
     assert ran.status == 2
-    assert f"in use by PID {tenant.pid}" in ran.told
+    assert f"in use by PID {tenant.pid}" in ran.output
     assert gpu.content().startswith(b"secret")
     assert ran.report == {}
 
 
-def test_gpu_check_without_a_driver_checks_nothing_and_reports_the_reason(world: World) -> None:
-    world.remove_driver()
-    ran = check(world)
+def test_gpu_check_without_a_driver_checks_nothing_and_reports_the_reason(machine: Machine) -> None:
+    machine.remove_driver()
+    ran = check(machine)
     assert ran.status == 2
-    assert "driver" in ran.told
+    assert "driver" in ran.output
 
 
 def test_gpu_check_imports_only_the_standard_library_and_the_adapters() -> None:
     """CuPy and NVML's bindings are imported only by its children."""
-    foreign = "{'cupy', 'google', 'grpc', 'numpy', 'prometheus_client', 'pydantic', 'pynvml', 'structlog', 'tenacity', 'typer', 'yaml'}"
-    code = f"import sys, tests.gpu.__main__; print(*{foreign} & set(sys.modules))"
+    third_party = "{'cupy', 'google', 'grpc', 'numpy', 'prometheus_client', 'pydantic', 'pynvml', 'structlog', 'tenacity', 'typer', 'yaml'}"
+    code = f"import sys, tests.gpu.__main__; print(*{third_party} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 
-def test_flag_suggested_for_a_missing_driver_is_accepted_by_the_gpu_check(world: World) -> None:
-    (world.library_directory / LIBRARY).write_bytes(b"")
-    ran = check(world)
-    assert "--nvidia-driver-root" in ran.told
-    again = check(world, "--nvidia-driver-root", str(world.root))
-    assert (again.status, again.told) == (2, ran.told)
+def test_flag_suggested_for_a_missing_driver_is_accepted_by_the_gpu_check(machine: Machine) -> None:
+    (machine.library_directory / LIBRARY).write_bytes(b"")
+    ran = check(machine)
+    assert "--nvidia-driver-root" in ran.output
+    again = check(machine, "--nvidia-driver-root", str(machine.root))
+    assert (again.status, again.output) == (2, ran.output)
 
 
 def test_secret_search_that_read_too_little_does_not_pass() -> None:
@@ -219,7 +219,7 @@ async def test_part_of_the_gpu_check_that_raises_has_failed_with_a_traceback() -
 
     await found.part("part", 10.0, broken)
     (result,) = found.results
-    assert (result.verdict, result.sentence) == (Verdict.FAILED, "ZeroDivisionError: by nothing")
+    assert (result.verdict, result.message) == (Verdict.FAILED, "ZeroDivisionError: by nothing")
     assert "in broken" in str(result.figures["traceback"])
 
 
@@ -241,9 +241,9 @@ def test_targets_are_met_missed_or_unmeasured_and_never_estimated() -> None:
     assert by_figure["coverage:share"] is True
     assert by_figure["bench.slow-path:seconds"] is False
     assert by_figure["attack.registers.after:found_bytes"] is None
-    told = render(report(found))
-    assert "MISSED     request to certificate" in told
-    assert "unmeasured secret found in registers" in told
+    report_text = render(report(found))
+    assert "MISSED     request to certificate" in report_text
+    assert "unmeasured secret found in registers" in report_text
 
 
 def test_pass_rates_are_compared_with_the_best_rates_of_the_same_run() -> None:

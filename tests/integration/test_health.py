@@ -1,4 +1,4 @@
-"""Out of service and back, with the shipped daemons: what the driver says of a device, and what the kubelet is told of it.
+"""Out of service and back, with the shipped daemons: what the driver reports, and what the kubelet receives.
 
 Nothing here waits for a time to pass. Where it matters that a device stays out, another one goes out and comes back
 meanwhile.
@@ -67,9 +67,9 @@ def _first(devices: Sequence[pb.Device]) -> pb.Device:
     return next(each for each in devices if each.index == "0")
 
 
-async def advertised(stage: Playground, wanted: int) -> None:
-    """Wait until the kubelet counts ``wanted`` healthy devices."""
-    await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == wanted, SOON)
+async def advertised(stage: Playground, expected: int) -> None:
+    """Wait until the kubelet counts ``expected`` healthy devices."""
+    await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == expected, SOON)
 
 
 async def the_other_goes_and_comes(stage: Playground, *, left: int = 0) -> None:
@@ -80,7 +80,7 @@ async def the_other_goes_and_comes(stage: Playground, *, left: int = 0) -> None:
 
 
 async def life(stage: Playground, device: str) -> list[str]:
-    """The states of health that ``device`` went through, by the audit trail."""
+    """The states of health that ``device`` went through, by the audit log."""
     names = [each.event for each in (await stage.read_client.history(device=device, limit=1000)).entries[::-1]]
     return [
         name.removeprefix("health.")
@@ -92,7 +92,7 @@ async def life(stage: Playground, device: str) -> list[str]:
 BACK = ["quarantined", "recovering", "probation", "healthy"]
 
 
-# --- what passes by itself
+# --- transient faults
 
 
 async def test_lasting_condition_makes_a_device_suspect_then_quarantined_and_its_end_returns_the_device(
@@ -132,8 +132,8 @@ async def test_application_error_is_logged_and_takes_no_device_out_of_service(tm
         pod = await running(stage, writer("a", "team-a"))
         (device,) = pod.device_ids
         control.add_faults(stage.sim_dir, device, xid=31)
-        told = await _rows(stage, "health.errors-reported")
-        assert (told[0]["code"], told[0]["class"], told[0]["tenant"]) == ("xid-31", "application", "team-a")
+        rows = await _rows(stage, "health.errors-reported")
+        assert (rows[0]["code"], rows[0]["class"], rows[0]["tenant"]) == ("xid-31", "application", "team-a")
         assert await life(stage, device) == []
         assert {each.health for each in (await stage.read_client.devices()).devices} == {"healthy"}
 
@@ -221,7 +221,7 @@ async def test_device_with_a_hardware_fault_returns_after_its_release_by_an_oper
         await advertised(stage, 2)
         (released,) = await history(stage, "operator.released")
         assert released["reason"] == "its memory was changed"
-        assert await life(stage, out.id) == ["quarantined", "healthy"]  # its probation is told by operator.released
+        assert await life(stage, out.id) == ["quarantined", "healthy"]  # its probation is reported by operator.released
 
 
 async def test_device_that_no_reset_repairs_is_condemned_and_returns_by_an_operator(
@@ -230,11 +230,11 @@ async def test_device_that_no_reset_repairs_is_condemned_and_returns_by_an_opera
     async with health_stage(tmp_path) as stage:
         control.add_faults(stage.sim_dir, "0", xid=95, reset="fail")
         out = await first_is(stage, "condemned")
-        assert "3 attempts to recover it failed" in out.cause.message
+        assert "3 recovery attempts failed" in out.cause.message
         assert out.cause.recovery_method == "operator"
         control.clear_faults(stage.sim_dir, "0")
         async with AdminClient(stage.socket_dir) as admin:
-            await admin.unquarantine("0", "seated anew")
+            await admin.unquarantine("0", "reseated")
         await advertised(stage, 2)
 
 
@@ -297,7 +297,7 @@ async def test_interrupted_probation_continues_and_is_never_skipped(tmp_path: Pa
         assert len([row for row in scrubs if row["trigger"] == "recovery" and row["outcome"] == "passed"]) >= 8
 
 
-# --- what one device does to the others, and to whoever has it
+# --- effects of one device on other devices, and on the pod that has it
 
 
 async def test_open_breaker_delays_the_reset_of_one_device_and_nothing_else(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def rewrite_history(ledger: Path) -> None:
     connection = sqlite3.connect(ledger, isolation_level=None)
     (sql,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'audit_is_never_changed'").fetchone()
     connection.execute("DROP TRIGGER audit_is_never_changed")
-    connection.execute("UPDATE audit SET actor = 'nobody' WHERE name = 'handover.granted'")
+    connection.execute("UPDATE audit SET actor = 'forged' WHERE name = 'handover.granted'")
     connection.execute(sql)
     connection.close()
 
@@ -56,9 +56,9 @@ async def test_service_does_not_start_on_an_untrusted_ledger_and_leaves_it_uncha
         damage(ledger)
         found = ledger.read_bytes() if ledger.exists() else None
         assert await _exit_status(stage) == 1
-        said = stage.service.log.read_text().splitlines()[-1]
-        assert words in said, said
-        assert str(ledger.parent) in said
+        line = stage.service.log.read_text().splitlines()[-1]
+        assert words in line, line
+        assert str(ledger.parent) in line
         assert (ledger.read_bytes() if ledger.exists() else None) == found
 
 

@@ -21,7 +21,7 @@ from scrubber.emulator.pods import ContainerState, EmulatedPod, PodPhase
 from tests.integration.acting import SOON, history, refusal, seen_to_run
 from tests.integration.nvidia_stage import NvidiaStage, found_by, staged
 from tests.nvidia import holder
-from tests.nvidia.world import MIB, Gpu
+from tests.nvidia.machine import MIB, Gpu
 
 OPEN = (
     "import os, signal, sys; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print('ready', flush=True); signal.pause()"
@@ -30,7 +30,7 @@ OPEN = (
 
 
 @asynccontextmanager
-async def stranger(*command: str) -> AsyncIterator[int]:
+async def node_process(*command: str) -> AsyncIterator[int]:
     """Run a process of the node that belongs to no pod; yields its PID once it is ready."""
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -73,10 +73,10 @@ async def test_next_tenant_reads_nothing_of_the_last_tenant(place: str, finding:
 
 async def test_certificate_lists_covered_and_not_covered_claims() -> None:
     async with staged(gpus=1) as stage:
-        gpu = stage.world.gpus[0]
+        gpu = stage.machine.gpus[0]
         gpu.set("persistence_mode", 1)
         gpu.set("compute_mode", 2)
-        result = await stage.said("scrub", "0")
+        result = await stage.command_json("scrub", "0")
         certificate, device = result["certificate"], result["device"]
         covered = {line.partition(":")[0]: line for line in certificate["covered"]}
         assert set(covered) == {"holders", "memory", "on-chip", "settings", "health"}
@@ -89,10 +89,10 @@ async def test_certificate_lists_covered_and_not_covered_claims() -> None:
         # Not cleared are the driver's reserve, the context of the clearing program, and its counters.
         assert 0 < gpu.usable_bytes - cleared < 3 * MIB
         assert "4 of 4 processors" in covered["on-chip"]
-        assert "1 of them brought back" in covered["settings"]
+        assert "1 of them restored" in covered["settings"]
         missing = "\n".join(certificate["notCovered"])
-        for said in ("memory:", "on-chip:", "reset: not part of this path", "diagnostics: not part of this path"):
-            assert said in missing
+        for claim in ("memory:", "on-chip:", "reset: not part of this path", "diagnostics: not part of this path"):
+            assert claim in missing
         assert (certificate["driverVersion"], certificate["deviceID"]) == ("580.65.06", device["metadata"]["name"])
 
 
@@ -129,20 +129,20 @@ async def test_leftover_process_on_a_gpu_is_killed_and_audited() -> None:
 @pytest.mark.parametrize("has_a_context", [True, False])
 async def test_gpu_held_by_a_process_of_the_node_is_granted_to_no_pod(has_a_context: bool) -> None:
     async with staged(gpus=1) as stage:
-        gpu = stage.world.gpus[0]
+        gpu = stage.machine.gpus[0]
         command = with_a_context(gpu) if has_a_context else (sys.executable, "-c", OPEN, str(gpu.node))
-        async with stranger(*command) as pid:
+        async with node_process(*command) as pid:
             refused = await stage.run_command("scrub", "0")
             assert refused.returncode == 3, refused
             assert f"PID {pid}" in refused.stdout
             assert "holds the device without a grant" in refused.stdout
             await stage.are("dirty")
             pod = await stage.kubelet.run(stage.looking("global", "b", "team-b"))
-            said = await refusal(pod)
+            message = await refusal(pod)
             # The scrub that the start waits for is running, or was blocked: the timing decides which.
-            assert "found it still in use" in said or "is scrubbing" in said
-            assert "The start is tried again" in said
-            assert str(pid) not in said
+            assert "found it still in use" in message or "is scrubbing" in message
+            assert "The start is retried" in message
+            assert str(pid) not in message
         assert await found_by(pod) == 0
 
 
@@ -180,14 +180,14 @@ async def test_gpus_are_granted_together_or_not_at_all() -> None:
 
 async def test_gpu_that_hangs_does_not_affect_other_gpus() -> None:
     async with staged(gpus=2) as stage:
-        stage.world.gpus[0].hang()
+        stage.machine.gpus[0].hang()
         await stage.offers(1)
         for name in ("a", "b", "c"):
             pod = await stage.kubelet.run(stage.looking("global", name, f"team-{name}"))
-            assert pod.device_ids == (stage.world.gpus[1].uuid,)
+            assert pod.device_ids == (stage.machine.gpus[1].uuid,)
             assert await found_by(pod) == 0
             await stage.delete(pod)
-        stage.world.gpus[0].heal()
+        stage.machine.gpus[0].heal()
         await stage.offers(2)
 
 
@@ -243,7 +243,7 @@ async def test_certificate_from_before_a_sigkill_is_not_used_by_the_next_service
     async with staged(gpus=1) as stage:
         before = await stage.certificate("0")
         await stage.service.kill()
-        stage.world.gpus[0].fill("written while nobody watched")
+        stage.machine.gpus[0].fill("written while no service ran")
         await stage.service.start()
         pod = await stage.kubelet.run(stage.looking("global", "b", "team-b"))
         assert await found_by(pod) == 0
@@ -265,7 +265,7 @@ async def clearing(stage: NvidiaStage) -> None:
 
 async def test_gpu_partitioned_into_mig_instances_and_merged_again_is_followed() -> None:
     async with staged(mebibytes=98, plugin=("--mig-strategy", "mixed")) as stage:
-        gpu = stage.world.gpus[0]
+        gpu = stage.machine.gpus[0]
         gpu.split("1g.18gb", "1g.18gb")
         await stage.offers(2, "nvidia.com/mig-1g.18gb")
         await stage.offers(1)
@@ -282,7 +282,7 @@ async def test_gpu_partitioned_into_mig_instances_and_merged_again_is_followed()
 
 async def test_mig_instances_are_granted_and_cleared_separately() -> None:
     async with NvidiaStage(gpus=1, mebibytes=98, plugin=("--mig-strategy", "mixed")) as stage:
-        small, large = stage.world.gpus[0].split("1g.18gb", "3g.71gb")
+        small, large = stage.machine.gpus[0].split("1g.18gb", "3g.71gb")
         await stage.service.start()
         await stage.plugin.start()
         resources = ("nvidia.com/mig-1g.18gb", "nvidia.com/mig-3g.71gb")

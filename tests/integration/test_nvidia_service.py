@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.stage import believed, run
+from tests.doctor.stage import run, until_trusted
 from tests.integration.acting import SOON, history, refusal
 from tests.integration.nvidia_stage import POLICY, RESOURCE, NvidiaStage, found_by, staged
 
@@ -40,7 +40,7 @@ def with_settings(directory: Path, **settings: str) -> str:
 async def test_gpus_are_cleared_certified_and_advertised_as_nvidia_com_gpu() -> None:
     async with staged() as stage:
         devices = (await stage.read_client.devices()).devices
-        assert [each.id for each in devices] == [gpu.uuid for gpu in stage.world.gpus]
+        assert [each.id for each in devices] == [gpu.uuid for gpu in stage.machine.gpus]
         assert {each.model for each in devices} == {"NVIDIA H200"}
         for device in devices:
             assert device.HasField("certificate")
@@ -50,7 +50,7 @@ async def test_gpus_are_cleared_certified_and_advertised_as_nvidia_com_gpu() -> 
 
 async def test_memory_left_before_the_service_started_is_cleared() -> None:
     async with NvidiaStage(gpus=1) as stage:
-        stage.world.gpus[0].fill("left by whoever was here before")
+        stage.machine.gpus[0].fill("left by an earlier tenant")
         await stage.start_daemons()
         pod = await stage.kubelet.run(stage.looking("global", "a", "team-a"))
         assert await found_by(pod) == 0
@@ -60,12 +60,12 @@ async def test_memory_left_before_the_service_started_is_cleared() -> None:
 
 async def test_missing_driver_ends_the_service_with_an_error_message() -> None:
     async with NvidiaStage() as stage:
-        stage.world.remove_driver()
-        status, said = await ended(stage)
+        stage.machine.remove_driver()
+        status, message = await ended(stage)
         assert status == 2
-        (sentence,) = said.splitlines()
-        assert sentence.startswith("Error: The driver is not loaded: load it (modprobe nvidia)")
-        assert "--no-fail-on-init-error" in sentence
+        (message_line,) = message.splitlines()
+        assert message_line.startswith("Error: The driver is not loaded: load it (modprobe nvidia)")
+        assert "--no-fail-on-init-error" in message_line
 
 
 async def test_missing_nvml_bindings_end_the_service_even_with_no_fail_on_init_error(
@@ -90,25 +90,25 @@ async def test_missing_nvml_bindings_end_the_service_even_with_no_fail_on_init_e
     )
     try:
         async with asyncio.timeout(SOON):
-            _, said = await service.communicate()
+            _, message = await service.communicate()
     finally:
         if service.returncode is None:
             service.kill()
             await service.wait()
         listener.close()
     assert service.returncode == 2
-    assert said.decode().startswith("Error: nvidia-ml-py is not installed")
+    assert message.decode().startswith("Error: nvidia-ml-py is not installed")
 
 
 async def test_service_without_fail_on_init_error_waits_for_the_driver_and_then_advertises_the_gpus() -> None:
     async with NvidiaStage(serve=("--no-fail-on-init-error",)) as stage:
-        stage.world.remove_driver()
+        stage.machine.remove_driver()
         await stage.service.start()
         await stage.plugin.start()
         away = await stage.logged("driver.unavailable")
         assert "load it (modprobe nvidia)" in away["message"]
         assert stage.kubelet.capacity(RESOURCE) == 0
-        stage.world.bring_driver_back()
+        stage.machine.bring_driver_back()
         await stage.offers(2)
         await stage.wait_until_clean(SOON)
 
@@ -118,15 +118,15 @@ async def test_policy_setting_that_no_gpu_supports_is_refused_at_the_start(
     short_tmp: Path, setting: str, value: str
 ) -> None:
     async with NvidiaStage(policy=with_settings(short_tmp, **{setting: value})) as stage:
-        status, said = await ended(stage)
+        status, message = await ended(stage)
         assert status == 2
-        assert f'settings: {setting} cannot be "{value}"; write' in said
+        assert f'settings: {setting} cannot be "{value}"; write' in message
 
 
 async def test_setting_of_the_policy_overrides_the_drivers_default(short_tmp: Path) -> None:
     async with staged(gpus=1, policy=with_settings(short_tmp, power_limit_watts="300")) as stage:
-        assert stage.world.gpus[0].number("power_limit") == 300_000
-        assert "brought back" in "".join((await stage.certificate("0"))["covered"])
+        assert stage.machine.gpus[0].number("power_limit") == 300_000
+        assert "restored" in "".join((await stage.certificate("0"))["covered"])
 
 
 # --- quarantine and return to service
@@ -134,31 +134,31 @@ async def test_setting_of_the_policy_overrides_the_drivers_default(short_tmp: Pa
 
 async def test_gpu_with_an_xid_that_requires_a_reset_is_withdrawn_at_once_and_returns_after_the_reset() -> None:
     async with staged() as stage:
-        stage.world.gpus[0].raise_xid(RESET)
+        stage.machine.gpus[0].raise_xid(RESET)
         await stage.offers(1)
         assert stage.kubelet.capacity(RESOURCE) == 2
         await stage.offers(2)
-        assert stage.world.gpus[0].resets() == 1
-        assert stage.world.gpus[1].resets() == 0
+        assert stage.machine.gpus[0].resets() == 1
+        assert stage.machine.gpus[1].resets() == 0
         (resets,) = await history(stage, "reset.finished")
-        assert (resets["device"], resets["outcome"]) == (stage.world.gpus[0].uuid, "ok")
+        assert (resets["device"], resets["outcome"]) == (stage.machine.gpus[0].uuid, "ok")
         assert len(await history(stage, "health.probation")) == len(await history(stage, "health.healthy")) == 1
 
 
 async def test_gpu_with_an_xid_that_requires_a_reboot_is_quarantined_with_that_recovery_method() -> None:
     async with staged() as stage:
-        stage.world.gpus[0].raise_xid(REBOOT)
+        stage.machine.gpus[0].raise_xid(REBOOT)
         await stage.offers(1)
-        sick, well = await stage.said("devices")
+        sick, well = await stage.command_json("devices")
         assert (sick["state"], well["state"]) == ("quarantined", "clean")
         assert (sick["cause"]["code"], sick["cause"]["recoveryMethod"]) == ("xid-79", "reboot")
-        assert stage.world.gpus[0].resets() == 0
+        assert stage.machine.gpus[0].resets() == 0
 
 
 async def test_application_xid_is_noted_and_does_not_quarantine_the_gpu() -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.settled(stage.leaving("global", "a", "team-a"))
-        stage.world.gpus[0].raise_xid(APPLICATION)
+        stage.machine.gpus[0].raise_xid(APPLICATION)
         await stage.delete(pod)
         assert await found_by(await stage.kubelet.run(stage.looking("global", "b", "team-b"))) == 0
         scrubs = [
@@ -173,7 +173,7 @@ async def test_application_xid_is_noted_and_does_not_quarantine_the_gpu() -> Non
 
 async def test_gpu_that_fell_off_the_bus_is_withdrawn_and_the_other_gpu_serves() -> None:
     async with staged() as stage:
-        lost, other = stage.world.gpus
+        lost, other = stage.machine.gpus
         lost.lose()
         await stage.offers(1)
         pod = await stage.kubelet.run(stage.looking("global", "a", "team-a"))
@@ -185,16 +185,16 @@ async def test_gpu_that_fell_off_the_bus_is_withdrawn_and_the_other_gpu_serves()
 
 async def test_ecc_errors_take_a_gpu_out_until_a_reset() -> None:
     async with staged(gpus=1) as stage:
-        stage.world.gpus[0].add_ecc_errors(1)
+        stage.machine.gpus[0].add_ecc_errors(1)
         await stage.offers(0)
         await stage.offers(1)
-        assert stage.world.gpus[0].resets() == 1
+        assert stage.machine.gpus[0].resets() == 1
 
 
 async def test_disabled_xids_are_ignored() -> None:
     async with staged(gpus=1, environment={"DP_DISABLE_HEALTHCHECKS": f"{REBOOT}"}) as stage:
-        stage.world.gpus[0].raise_xid(REBOOT)
-        stage.world.gpus[0].raise_xid(RESET)  # reported after the other one
+        stage.machine.gpus[0].raise_xid(REBOOT)
+        stage.machine.gpus[0].raise_xid(RESET)  # reported after the other one
         await stage.offers(0)
         assert [row["cause"] for row in await history(stage, "health.quarantined")] == [f"xid-{RESET}"]
         assert "policy.xids-disabled" in stage.service.log.read_text()
@@ -203,20 +203,20 @@ async def test_disabled_xids_are_ignored() -> None:
 async def test_refusal_for_a_pod_on_a_faulted_gpu_names_state_and_recovery_method() -> None:
     async with staged(gpus=1) as stage:
         pod = await stage.settled(stage.leaving("global", "a", "team-a", restart=True))
-        stage.world.gpus[0].raise_xid(REBOOT)
+        stage.machine.gpus[0].raise_xid(REBOOT)
         await stage.offers(0)
         (pid,) = stage.pod_processes(pod)
         os.kill(pid, signal.SIGKILL)
-        said = await refusal(pod)
-        assert "quarantined" in said
-        assert "reboot" in said
+        message = await refusal(pod)
+        assert "quarantined" in message
+        assert "reboot" in message
 
 
 async def test_gpus_are_withdrawn_and_return_with_the_driver() -> None:
     async with staged() as stage:
-        stage.world.remove_driver()
+        stage.machine.remove_driver()
         await stage.offers(0)
-        stage.world.bring_driver_back()
+        stage.machine.bring_driver_back()
         await stage.offers(2)
 
 
@@ -227,26 +227,28 @@ async def test_service_ends_when_the_driver_version_changes() -> None:
     async with staged(gpus=1) as stage:
         process = stage.service.process
         assert process is not None
-        stage.world.set("driver_version", "590.44.01")
+        stage.machine.set("driver_version", "590.44.01")
         async with asyncio.timeout(SOON):
             assert await process.wait() == 1
-        (sentence,) = [line for line in stage.service.log.read_text().splitlines() if "driver was changed" in line]
-        assert "to 590.44.01" in sentence
+        (message_line,) = [
+            line for line in stage.service.log.read_text().splitlines() if "The driver changed from" in line
+        ]
+        assert "to 590.44.01" in message_line
 
 
 async def test_cli_commands_work_on_gpus() -> None:
     async with staged() as stage:
-        first, second = await stage.said("devices")
+        first, second = await stage.command_json("devices")
         assert [first["index"], second["index"]] == ["0", "1"]
         assert first["numaNode"] == 0
         assert first["parent"] is None
-        result = await stage.said("scrub", "1")
+        result = await stage.command_json("scrub", "1")
         assert (result["scrub"]["outcome"], result["device"]["state"]) == ("passed", "clean")
 
 
 async def test_doctor_reads_the_same_node_as_the_service() -> None:
     async with staged() as stage:
-        root = stage.world.root
+        root = stage.machine.root
         (root / "proc/self").mkdir()
         own = ("proc/self/status", "proc/self/ns")
         for name in ("tmp", *own, "proc/locks", "proc/sys", f"proc/{stage.service.pid}", "sys/fs"):
@@ -257,10 +259,10 @@ async def test_doctor_reads_the_same_node_as_the_service() -> None:
             for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n")
         ]
         (root / "proc/self/mountinfo").write_bytes(b"\n".join(mounts))
-        await believed(stage.read_client)
+        await until_trusted(stage.read_client)
         ended = await run("--socket-dir", stage.socket_dir, "--node-root", root, "-o", "json")
         assert ended.code == 5, ended.out
-        # This world has no driver library and no persistence daemon, and no test has a separate disk.
+        # This machine has no driver library and no persistence daemon, and no test has a separate disk.
         wrong = {name for name, level in ended.levels.items() if level != "ok"}
         assert wrong == {"driver-libraries", "persistenced", "ledger-disk"}, ended.out
         assert ended.check("driver")["message"] == "NVIDIA's driver 580.65.06 is loaded."
@@ -269,14 +271,14 @@ async def test_doctor_reads_the_same_node_as_the_service() -> None:
 
 async def test_reset_plan_lists_blockers_and_whether_a_reset_is_possible() -> None:
     async with staged() as stage:
-        gpu = stage.world.gpus[0]
-        assert (await stage.said("reset-plan", "0"))["possible"] is True
+        gpu = stage.machine.gpus[0]
+        assert (await stage.command_json("reset-plan", "0"))["possible"] is True
         pod = await stage.settled(stage.leaving("global", "a", "team-a"))
         used = str(stage.gpu_of(pod).index)
-        blocked = await stage.said("reset-plan", used, status=3)
+        blocked = await stage.command_json("reset-plan", used, status=3)
         (pid,) = stage.pod_processes(pod)
         assert any(f"(PID {pid}) holds device {used}" in each for each in blocked["blockers"])
-        stage.world.nvidia_smi.unlink()
-        never = await stage.said("reset-plan", "1", status=1)
+        stage.machine.nvidia_smi.unlink()
+        never = await stage.command_json("reset-plan", "1", status=1)
         assert "nvidia-smi is not installed" in never["unavailableReason"]
         assert gpu.resets() == 0

@@ -29,10 +29,10 @@ from scrubber.emulator import (
     RestartPolicy,
 )
 from tests.emulation import timings
-from tests.plugin_collaborators import PATIENCE, FakeService, device, snapshot
+from tests.plugin_collaborators import DEADLINE, FakeService, device, snapshot
 
 RESOURCE = "scrubber.dev/gpu"
-SOON = PATIENCE
+SOON = DEADLINE
 TIMINGS = timings(dial_back=1.0)
 """A registration whose socket was just deleted by a kubelet restart is soon given up, and repeated."""
 WAYS = ("classic", "watcher", "auto")
@@ -67,7 +67,7 @@ class Node:
                 process.kill()
                 await process.wait()
 
-    async def stands_by(self, process: Process) -> None:
+    async def until_standby(self, process: Process) -> None:
         """Wait until the instance serves, and waits for another one to end."""
         assert process.stderr is not None
         async with asyncio.timeout(SOON):
@@ -121,16 +121,16 @@ async def test_pod_gets_its_device_after_reserve_and_hand_over_at_the_service(sh
         number = id_.removeprefix("sim-")
         assert tenant.read_log("main").split() == [id_, str(here.sim / number / "memory")]
         assert here.service.reserved == [[id_]]
-        assert [list(asked.device_ids) for asked in here.service.asked] == [[id_]]
+        assert [list(request.device_ids) for request in here.service.requests] == [[id_]]
 
 
 async def test_service_is_called_before_every_container_start(short_tmp: Path) -> None:
     async with node(short_tmp) as here, here.plugin():
         await here.offers(2)
         await here.kubelet.run(pod("crashing", "false", restart=RestartPolicy.ALWAYS))
-        await here.service.bell.until(lambda: len(here.service.asked) >= 3)
+        await here.service.bell.until(lambda: len(here.service.requests) >= 3)
         assert len(here.service.reserved) == 1
-        assert len({tuple(asked.device_ids) for asked in here.service.asked}) == 1
+        assert len({tuple(request.device_ids) for request in here.service.requests}) == 1
 
 
 async def test_refused_start_is_shown_in_the_pod_status_and_retried_until_granted(short_tmp: Path) -> None:
@@ -155,10 +155,10 @@ async def test_start_without_a_service_waits_and_continues_when_the_service_is_b
         await here.service.stop()
         tenant = await here.kubelet.run(pod("tenant"))
         assert tenant.admitted
-        await tenant.wait(waits_for("does not answer; the start is tried again"), SOON)  # type: ignore[arg-type]
+        await tenant.wait(waits_for("does not respond. The start is retried"), SOON)  # type: ignore[arg-type]
         await here.service.start()
         await tenant.wait(PodPhase.RUNNING, SOON)
-        assert list(here.service.asked[-1].unreserved_ids) == list(tenant.device_ids)
+        assert list(here.service.requests[-1].unreserved_ids) == list(tenant.device_ids)
         assert here.kubelet.allocatable(RESOURCE) == 2
 
 
@@ -195,7 +195,7 @@ async def test_container_starts_pass_the_gate_again_after_a_kubelet_restart(shor
             await here.offers(2)
             tenant = await here.kubelet.run(pod(f"tenant-{lives}"))
             await tenant.wait(PodPhase.RUNNING, SOON)
-            assert len(here.service.asked) == lives + 1
+            assert len(here.service.requests) == lives + 1
             await here.kubelet.delete(tenant)
 
 
@@ -205,7 +205,7 @@ async def test_next_plugin_instance_takes_over_from_the_last_one(short_tmp: Path
         await here.offers(2)
         before = here.calls("GetDevicePluginOptions")
         async with here.plugin() as new:
-            await here.stands_by(new)
+            await here.until_standby(new)
             assert here.calls("GetDevicePluginOptions") == before
             old.send_signal(signal.SIGTERM)
             assert await old.wait() == 0
@@ -213,7 +213,7 @@ async def test_next_plugin_instance_takes_over_from_the_last_one(short_tmp: Path
             await here.offers(2)
             tenant = await here.kubelet.run(pod("tenant"))
             await tenant.wait(PodPhase.RUNNING, SOON)
-            assert len(here.service.asked) == 1
+            assert len(here.service.requests) == 1
             assert here.calls("GetDevicePluginOptions") == before + 1
 
 
@@ -222,7 +222,7 @@ async def test_standby_plugin_takes_over_from_a_killed_one(short_tmp: Path) -> N
         await here.offers(2)
         before = here.calls("GetDevicePluginOptions")
         async with here.plugin() as new:
-            await here.stands_by(new)
+            await here.until_standby(new)
             killed.kill()
             await here.kubelet.wait_until(lambda _: here.calls("GetDevicePluginOptions") > before, SOON)
             await here.offers(2)

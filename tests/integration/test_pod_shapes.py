@@ -1,6 +1,6 @@
 """Some of the pod shapes from the matrix, with real processes: the emulated node agrees with the runs in virtual time.
 
-The whole matrix is in :mod:`tests.world.shapes`; here are the shapes whose starts depend on the attribution of
+The whole matrix is in :mod:`tests.simulation.shapes`; here are the shapes whose starts depend on the attribution of
 processes.
 """
 
@@ -15,7 +15,7 @@ import pytest
 from scrubber.emulator.playground import RESOURCE, Playground, tenant_argv
 from scrubber.emulator.pods import ContainerSpec, ContainerState, EmulatedPod, PodPhase, PodSpec, RestartPolicy
 from tests.integration.acting import FOREVER, SOON, found_by, reader, seen_to_run, staged
-from tests.world.shapes.shape import Box, Kind, Script
+from tests.simulation.shapes.shape import Box, Kind, Script
 
 IDLE = ("sleep", "infinity")
 PATIENT = 2 * SOON
@@ -37,12 +37,14 @@ def spec(script: Script) -> PodSpec:
     restart = RestartPolicy(script.life.policy)
 
     def container(number: int, box: Box) -> ContainerSpec:
-        name, wants = f"c{number}", {} if box.device == "-" else {RESOURCE: 1}
+        name, requests = f"c{number}", {} if box.device == "-" else {RESOURCE: 1}
         if box.kind is Kind.INIT:
-            argv = tenant_argv("--write", f"team-a/{name}") if wants else ("true",)
-            return ContainerSpec(name, argv, wants)
-        argv = tenant_argv("--write", f"team-a/{name}", *FOREVER) if wants else IDLE
-        return ContainerSpec(name, argv, wants, restart=RestartPolicy.ALWAYS if box.kind is Kind.SIDECAR else restart)
+            argv = tenant_argv("--write", f"team-a/{name}") if requests else ("true",)
+            return ContainerSpec(name, argv, requests)
+        argv = tenant_argv("--write", f"team-a/{name}", *FOREVER) if requests else IDLE
+        return ContainerSpec(
+            name, argv, requests, restart=RestartPolicy.ALWAYS if box.kind is Kind.SIDECAR else restart
+        )
 
     made = [container(number, box) for number, box in enumerate(script.shape)]
     mains = [each for each, box in zip(made, script.shape, strict=True) if box.kind is Kind.MAIN]
@@ -65,8 +67,8 @@ async def all_run(pod: EmulatedPod, script: Script) -> None:
 async def ended(pod: EmulatedPod, name: str) -> None:
     """End the first process of a container; returns when the container has started again."""
     before = pod.status.containers[name]
-    said = [json.loads(line) for line in pod.read_log(name).splitlines()]
-    (pid,) = [line["pid"] for line in said if "ready" in line]
+    messages = [json.loads(line) for line in pod.read_log(name).splitlines()]
+    (pid,) = [line["pid"] for line in messages if "ready" in line]
     os.kill(pid, signal.SIGTERM)
     await pod.wait(lambda status: status.containers[name].restarts > before.restarts, PATIENT)
 

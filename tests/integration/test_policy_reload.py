@@ -18,7 +18,7 @@ def replace(file: Path, text: str) -> None:
     draft.replace(file)
 
 
-async def told(stage: Playground, name: str) -> dict[str, object]:
+async def newest_row(stage: Playground, name: str) -> dict[str, object]:
     """Return the newest audit row of that name, once there is one."""
     async with asyncio.timeout(SOON):
         while True:
@@ -34,12 +34,12 @@ async def test_replaced_policy_file_takes_effect_and_an_invalid_one_does_not(tmp
     async with staged(devices=1, policy=str(file)) as stage:
         replace(file, "name: mine\nsharing: sometime\n")
         os.kill(stage.service.pid, signal.SIGHUP)
-        sentence = str((await told(stage, "policy.rejected"))["message"])
-        assert f'{file}:2: sharing: "sometime" is not known' in sentence
-        assert sentence.endswith("The policy mine stays in force.")
+        message = str((await newest_row(stage, "policy.rejected"))["message"])
+        assert f'{file}:2: sharing: "sometime" is not a valid value' in message
+        assert message.endswith("The policy mine stays in force.")
         before = (await stage.read_client.service_info()).policy_digest
         replace(file, "name: mine\nsharing: never\n")
-        assert (await told(stage, "policy.accepted"))["changed"] is True
+        assert (await newest_row(stage, "policy.accepted"))["changed"] is True
         assert (await stage.read_client.service_info()).policy_digest != before
         await stage.wait_until_clean(SOON)
         assert await found_by(await stage.kubelet.run(reader("a", "team-a"))) == ""

@@ -35,7 +35,7 @@ async def test_service_restart_changes_no_health_and_starts_wait_for_the_service
         try:
             await stage.service.kill()
             waiting = await stage.kubelet.run(reader("b", "team-b"))
-            assert "does not answer" in await refusal(waiting), "said only after two seconds"
+            assert "does not respond" in await refusal(waiting), "refused only after two seconds"
             await stage.service.start()
             assert await found_by(waiting) == ""
             assert set(seen.allocatable) == {4}

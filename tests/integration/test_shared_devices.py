@@ -16,7 +16,7 @@ from scrubber.emulator.pods import EmulatedPod, PodPhase
 from tests.integration.acting import QUICK, SOON, found_by, history, reader, running, writer
 
 SHARES = 3
-BESIDE = "may not be on it beside whoever has it"
+BESIDE = "this pod may not share it"
 FILE = f"""\
 version: v1
 sharing:
@@ -88,17 +88,17 @@ async def test_pods_of_one_tenant_share_a_device_that_is_cleared_after_the_last_
         assert set(first.device_ids).isdisjoint(second.device_ids)
         assert "team-a/first" in second.read_log("main"), "they share its memory too"
 
-        stranger = await stage.kubelet.run(reader("stranger", "team-b"))
-        assert stranger.admitted
-        assert "team-a" not in await refused_beside(stranger)
+        other_pod = await stage.kubelet.run(reader("stranger", "team-b"))
+        assert other_pod.admitted
+        assert "team-a" not in await refused_beside(other_pod)
 
         await stage.kubelet.delete(first, grace=0)
         await refused_again(stage)
         assert stage.pod_processes(second) != []
-        assert (await scrubs(stage), bytes_of(stage)) == (before, left), "somebody is still on it"
+        assert (await scrubs(stage), bytes_of(stage)) == (before, left), "another pod still uses it"
 
         await stage.kubelet.delete(second, grace=0)
-        assert await found_by(stranger) == ""
+        assert await found_by(other_pod) == ""
         residue = [row["residue_bytes"] for row in (await history(stage, "scrub.finished"))[before:]]
         assert residue == [2 * 2**20]
 

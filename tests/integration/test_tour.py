@@ -84,13 +84,13 @@ class Step:
     def warns(self) -> bool:
         return self.command == "scrubber doctor"
 
-    def is_told_by(self, lines: tuple[str, ...]) -> bool:
+    def matches(self, lines: tuple[str, ...]) -> bool:
         """Return whether ``lines`` match the page, with any lines in place of a line ``…``."""
         shown = plain("\n".join("\0" if line == LEFT_OUT else line for line in self.answer))
-        wanted = ".*".join(re.escape(part.strip()) for part in shown.split("\0"))
-        return re.fullmatch(wanted, plain("\n".join(lines))) is not None
+        pattern = ".*".join(re.escape(part.strip()) for part in shown.split("\0"))
+        return re.fullmatch(pattern, plain("\n".join(lines))) is not None
 
-    def anew(self, lines: tuple[str, ...]) -> tuple[str, ...]:
+    def expected_output(self, lines: tuple[str, ...]) -> tuple[str, ...]:
         """Return what the page should show: the output, or those of its lines that the page showed before."""
         if LEFT_OUT not in self.answer:
             return lines
@@ -139,10 +139,10 @@ class Shell:
     async def run(self, command: str) -> tuple[int, tuple[str, ...]]:
         """Run the command; return its exit status and the lines that it left on the terminal."""
         script = f"{self._begin(command)}; code=$?; (export -p; echo cd $PWD) > {self._left}; exit $code"
-        told = await at_terminal(
+        result = await at_terminal(
             script, columns=COLUMNS, environment=self._variables, program=("/bin/bash", "-o", "pipefail", "-c")
         )
-        return told.code, tuple(told.text.replace(self._tour, PLACE).rstrip("\n").splitlines())
+        return result.code, tuple(result.text.replace(self._tour, PLACE).rstrip("\n").splitlines())
 
     async def start(self, command: str) -> Process:
         """Start a command that ends with ``&``."""
@@ -164,12 +164,12 @@ def shell(short_tmp: Path) -> Iterator[Shell]:
         shutil.rmtree(tour)
 
 
-async def answered(shell: Shell, step: Step) -> tuple[str, ...]:
+async def command_output(shell: Shell, step: Step) -> tuple[str, ...]:
     """Return the command's output; of a read-only command, its final output."""
     deadline = time.monotonic() + (RECORDED if WRITES else SOON)
     while True:
         code, lines = await shell.run(step.command)
-        if step.is_told_by(lines) or not step.looks or time.monotonic() > deadline:
+        if step.matches(lines) or not step.looks or time.monotonic() > deadline:
             assert code == 0 or (step.warns and code == WARNINGS_ONLY), f"$ {step.command}\n" + "\n".join(
                 (*lines, str(code))
             )
@@ -187,9 +187,9 @@ async def test_commands_of_the_tour_print_what_the_page_shows(shell: Shell) -> N
                 if step.command.endswith("&"):
                     begun.append(await shell.start(step.command))
                 else:
-                    lines = await answered(shell, step)
-                assert WRITES or step.is_told_by(lines), "\n".join(("$ " + step.command, *lines))
-                recorded += "\n".join(("$ " + step.command, *step.anew(lines), ""))
+                    lines = await command_output(shell, step)
+                assert WRITES or step.matches(lines), "\n".join(("$ " + step.command, *lines))
+                recorded += "\n".join(("$ " + step.command, *step.expected_output(lines), ""))
             page = page.replace(block[0], recorded)
         (service,) = begun
         service.terminate()

@@ -30,7 +30,7 @@ class Span:
 
     written: Written
     of: dict[str, Any]
-    said: dict[str, Any]
+    attributes: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -55,9 +55,11 @@ class Collector(otlp_grpc.TraceServiceServicer):
 
     async def Export(self, request: otlp.ExportTraceServiceRequest, context: Any) -> otlp.ExportTraceServiceResponse:
         self.raw.append(request.SerializeToString())
-        for told in request.resource_spans:
-            of = _values(told.resource.attributes)
-            self.spans += [Span(each, of, _values(each.attributes)) for part in told.scope_spans for each in part.spans]
+        for spans in request.resource_spans:
+            of = _values(spans.resource.attributes)
+            self.spans += [
+                Span(each, of, _values(each.attributes)) for part in spans.scope_spans for each in part.spans
+            ]
         self._came.set()
         return otlp.ExportTraceServiceResponse()
 
@@ -121,7 +123,7 @@ async def test_start_of_a_pod_is_one_trace_through_both_daemons_down_to_the_scru
 
         device, *_, grant = collector.inside(over)
         assert (device.name, grant.name) == ("device", "grant")
-        assert device.said["scrubber.tenant"] == "team-b"
+        assert device.attributes["scrubber.tenant"] == "team-b"
         steps = [each for part in collector.inside(device) for each in collector.inside(part)]
         assert "step holders" in {each.name for each in steps}
         assert {each.written.trace_id for each in (device, grant, *steps)} == {over.written.trace_id}
@@ -129,7 +131,7 @@ async def test_start_of_a_pod_is_one_trace_through_both_daemons_down_to_the_scru
         await collector.until(lambda: len(collector.named("scrub")) >= 2)
         scrub = collector.named("scrub")[-1]
         assert [each.name for each in collector.inside(scrub)][:2] == ["step holders", "step memory"]
-        assert scrub.said["scrubber.tenant"] == "team-a"
+        assert scrub.attributes["scrubber.tenant"] == "team-a"
 
         assert not any(b"secret-of" in each for each in collector.raw), "a pod's name stays on the node"
         granted = _last(stage.service, "handover.granted")
@@ -139,7 +141,7 @@ async def test_start_of_a_pod_is_one_trace_through_both_daemons_down_to_the_scru
         proof = _last(stage.service, "certificate.issued")
         assert (granted["base_certificate"], proof["scrub_id"]) == (
             proof["certificate"],
-            scrub.said["scrubber.scrub_id"],
+            scrub.attributes["scrubber.scrub_id"],
         )
 
 

@@ -23,7 +23,7 @@ class Both(NvidiaStage):
         super().__init__()
         words = list(self.service.arguments)
         words[words.index("nvidia")] = "both"
-        program = ("tests.integration.two_backends", str(self.world.root), str(self.sim_dir))
+        program = ("tests.integration.two_backends", str(self.machine.root), str(self.sim_dir))
         self.service = Daemon(words, self.service.log, program=program)
 
     async def __aenter__(self) -> Self:
@@ -37,19 +37,23 @@ class Both(NvidiaStage):
         await super().start_daemons(timeout)
         await self.offers(2, SIMULATED, timeout=timeout)
 
-    async def all_are(self, **wanted: str) -> None:
+    async def all_are(self, **expected: str) -> None:
         """Wait until all devices with these id prefixes are in the given states."""
         await self.wait_for_devices(
             lambda devices: all(
                 {each.state for each in devices if each.id.startswith(f"{prefix}-")} == {state}
-                for prefix, state in wanted.items()
+                for prefix, state in expected.items()
             ),
             SOON,
         )
 
     async def certificates(self, resource: str) -> Mapping[str, Any]:
         """Return the id of the current certificate by device."""
-        found = [each for each in await self.said("devices") if each["metadata"]["name"].startswith(PREFIXES[resource])]
+        found = [
+            each
+            for each in await self.command_json("devices")
+            if each["metadata"]["name"].startswith(PREFIXES[resource])
+        ]
         return {each["metadata"]["name"]: each["certificate"]["metadata"]["name"] for each in found}
 
 
@@ -64,7 +68,7 @@ async def staged() -> AsyncIterator[Both]:
 async def test_each_backend_has_its_own_resource_and_driver() -> None:
     async with staged() as stage:
         assert {each: stage.kubelet.allocatable(each) for each in (GPUS, SIMULATED)} == {GPUS: 2, SIMULATED: 2}
-        devices = await stage.said("devices")
+        devices = await stage.command_json("devices")
         drivers = {each["metadata"]["name"][:3]: each["certificate"]["driverVersion"] for each in devices}
         assert drivers == {"GPU": "580.65.06", "SIM": "sim-1"}
 
@@ -72,7 +76,7 @@ async def test_each_backend_has_its_own_resource_and_driver() -> None:
 async def test_gpus_without_a_driver_leave_the_simulated_devices_in_service() -> None:
     async with staged() as stage:
         before = await stage.certificates(SIMULATED)
-        stage.world.remove_driver()
+        stage.machine.remove_driver()
         await stage.all_are(GPU="quarantined", SIM="clean")
         await stage.offers(0, GPUS)
         assert await stage.certificates(SIMULATED) == before
@@ -80,7 +84,7 @@ async def test_gpus_without_a_driver_leave_the_simulated_devices_in_service() ->
         await stage.kubelet.delete(pod, grace=0)
         assert await found_by(await stage.kubelet.run(reader("b", "team-b"))) == ""
         assert stage.kubelet.allocatable(SIMULATED) == 2
-        stage.world.bring_driver_back()
+        stage.machine.bring_driver_back()
         await stage.all_are(GPU="clean", SIM="clean")
 
 
@@ -92,7 +96,7 @@ async def test_simulated_devices_without_a_driver_leave_the_gpus_in_service() ->
         await stage.offers(0, SIMULATED)
         assert await stage.certificates(GPUS) == before
         gpu = min(before)
-        result = await stage.said("scrub", gpu)
+        result = await stage.command_json("scrub", gpu)
         assert (result["scrub"]["outcome"], result["device"]["state"]) == ("passed", "clean")
         control.clear_faults(stage.sim_dir)
         await stage.all_are(GPU="clean", SIM="clean")

@@ -57,8 +57,8 @@ class Node:
         pod = await self.stage.kubelet.run(gpu_pod("b", "team-b", "--read", resource=resource))
         assert pod.admitted, pod.describe()
         await pod.wait(PodPhase.SUCCEEDED, SOON)
-        said = [json.loads(line) for line in pod.read_log("main").splitlines() if line.startswith("{")]
-        (read,) = [each for each in said if "residue_bytes" in each]
+        messages = [json.loads(line) for line in pod.read_log("main").splitlines() if line.startswith("{")]
+        (read,) = [each for each in messages if "residue_bytes" in each]
         await self.stage.kubelet.delete(pod, grace=0)
         return str(read["found"]) if read["residue_bytes"] else ""
 
@@ -163,9 +163,9 @@ async def test_device_quarantined_by_the_service_is_unhealthy_whatever_the_vendo
 async def test_device_reported_unhealthy_by_the_vendor_is_unhealthy(short_tmp: Path) -> None:
     async with behind_ours(short_tmp, devices=2) as (here, vendor):
         first = next(iter(vendor_plugin.device_ids(here.stage.sim_dir, "uuid")))
-        vendor.says(Control(unhealthy=(first,)))
+        vendor.set_control(Control(unhealthy=(first,)))
         await here.offers(1)
-        vendor.says(Control())
+        vendor.set_control(Control())
         await here.offers(2)
 
 
@@ -226,4 +226,4 @@ async def test_vendor_ids_unknown_to_the_service_are_never_allocated(short_tmp: 
             pod = await here.stage.kubelet.run(gpu_pod("a", "team-a", "--read"))
             assert pod.phase is PodPhase.FAILED
             assert vendor.calls("Allocate") == []
-            assert "knows no device that is called so" in here.plugin.log.read_text()
+            assert "knows no device with this id" in here.plugin.log.read_text()

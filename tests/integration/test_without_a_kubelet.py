@@ -27,7 +27,7 @@ async def test_hand_overs_without_a_kubelet_are_of_unknown_kind_and_each_needs_a
         async with PluginClient(stage.socket_dir) as client:
             answer = await client.hand_over([first, second], wait_seconds=5, timeout=SOON)
             assert {(each.hand_over_kind, each.grant) for each in answer.devices} == {("unknown", 1)}
-            (stage.sim_dir / "devices" / "0" / "memory").write_bytes(b"of nobody knows whom")
+            (stage.sim_dir / "devices" / "0" / "memory").write_bytes(b"bytes of an unknown pod")
             again = await client.hand_over([first], wait_seconds=20, timeout=SOON)
             assert [(each.hand_over_kind, each.grant) for each in again.devices] == [("unknown", 2)]
         assert not (stage.sim_dir / "devices" / "0" / "memory").read_bytes().strip(b"\0")

@@ -1,6 +1,6 @@
-"""The ``scrubber`` command with one more backend: a world of GPUs and a simulated node, side by side in one service.
+"""The ``scrubber`` command with one more backend: a machine of GPUs and a simulated node, side by side in one service.
 
-``python -m tests.integration.two_backends WORLD SIM serve --backend both …``
+``python -m tests.integration.two_backends MACHINE SIM serve --backend both …``
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from scrubber.adapters.sim.backend import sim_backend
 from scrubber.backends import BACKENDS, Backend, BackendContext
 from scrubber.composite_backend import composite_backend
 from scrubber.ports.device import DeviceBackend
+from tests.nvidia.machine import Machine
 from tests.nvidia.service import cuda_environment
-from tests.nvidia.world import World
 
 __all__: list[str] = []
 
 
-def run(world: Path, simulated: Path, arguments: list[str]) -> None:
+def run(machine: Path, simulated: Path, arguments: list[str]) -> None:
     """Run ``scrubber ARGUMENTS`` with the backend ``both``; exits as the command does."""
 
     def both(context: BackendContext) -> AbstractAsyncContextManager[DeviceBackend]:
         gpus = nvidia_backend(
-            World(world).places,
+            Machine(machine).places,
             context.settings.state_dir,
             node=context.settings.node_name,
             driver_call_timeout=context.driver_call_timeout,
             infrastructure=context.infrastructure,
-            environment=cuda_environment(world),
+            environment=cuda_environment(machine),
         )
         return composite_backend(
             {"nvidia": gpus, "sim": sim_backend(simulated, driver_call_timeout=context.driver_call_timeout)}

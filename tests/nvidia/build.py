@@ -21,7 +21,7 @@ _COMPILE = (
 
 @functools.cache
 def library() -> bytes:
-    """Return the compiled library, to be copied into a world: it finds the world by the path that it is loaded from.
+    """Return the compiled library, to be copied into a machine: it finds the machine by the path that it is loaded from.
 
     Raises:
         RuntimeError: there is no gcc, or the source does not compile.

@@ -1,6 +1,6 @@
-"""Direct calls of NVML: a separate process in which the unmodified binding has loaded a world's library.
+"""Direct calls of NVML: a separate process in which the unmodified binding has loaded a machine's library.
 
-The loader searches for a library when a process starts, and a library belongs to one world; each test that calls NVML
+The loader searches for a library when a process starts, and a library belongs to one machine; each test that calls NVML
 directly therefore starts one console. Values without a JSON form stay in that process: handles are represented by
 tokens, structures by objects.
 """
@@ -60,10 +60,10 @@ class Console:
         Raises:
             Refused: an NVML error.
         """
-        self.ask(function, *arguments, **named)
+        self.send(function, *arguments, **named)
         return self.answer()
 
-    def ask(self, function: str, *arguments: object, **named: object) -> None:
+    def send(self, function: str, *arguments: object, **named: object) -> None:
         """Send a call without reading its result: for calls that never return."""
         assert self._process.stdin is not None
         packed = {name: _pack(value) for name, value in named.items()}

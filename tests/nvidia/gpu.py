@@ -1,6 +1,6 @@
-"""One GPU of the world, or one instance of it: its attributes, its memory, and operations of the outside world on it.
+"""One GPU of the machine, or one instance of it: its attributes, its memory, and operations of the outside world on it.
 
-See :mod:`tests.nvidia.world` for the meaning of each file.
+See :mod:`tests.nvidia.machine` for the meaning of each file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from tests.nvidia.build import exported_functions
 
 if TYPE_CHECKING:
-    from tests.nvidia.world import World
+    from tests.nvidia.machine import Machine
 
 __all__ = ["HEALTHY", "MIB", "NAMES", "Gpu", "Instance", "Subject", "known", "write"]
 
 MIB = 1 << 20
 
 NAMES = uuids.UUID("6f1d0f0e-2f4b-4f0e-9d6c-3b1f5f0a7c11")
-"""Namespace of the devices' UUIDs, which are derived from their numbers: they are the same in each world, so that
+"""Namespace of the devices' UUIDs, which are derived from their numbers: they are the same in each machine, so that
 the output of tests can be compared."""
 
 _XID, _DOUBLE_BIT_ECC, _MIG_CHANGED = 0x8, 0x2, 0x100
@@ -159,15 +159,15 @@ class Instance(Subject):
 class Gpu(Subject):
     """One GPU, and operations of the outside world on it."""
 
-    def __init__(self, world: World, number: int) -> None:
-        super().__init__(world.root / "state" / "gpus" / str(number))
-        self.world = world
+    def __init__(self, machine: Machine, number: int) -> None:
+        super().__init__(machine.root / "state" / "gpus" / str(number))
+        self.machine = machine
         self.index = number
 
     @property
     def node(self) -> Path:
         """Its device node; open it with ``O_NOCTTY``, because it is a terminal."""
-        return self.world.root / "dev" / f"nvidia{self.text('minor')}"
+        return self.machine.root / "dev" / f"nvidia{self.text('minor')}"
 
     @property
     def pci_address(self) -> str:
@@ -178,7 +178,7 @@ class Gpu(Subject):
     @property
     def pci_device(self) -> Path:
         """Its directory on the PCI bus."""
-        return self.world.root / "sys/bus/pci/devices" / self.pci_address
+        return self.machine.root / "sys/bus/pci/devices" / self.pci_address
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -277,7 +277,7 @@ class Gpu(Subject):
         self.set("mig_mode_pending", 1)
         for number, profile in enumerate(profiles):
             self._make_instance(number, profile)
-        self._tell_of_instances()
+        self._publish_instances()
         return self.instances
 
     def merge(self) -> None:
@@ -285,10 +285,10 @@ class Gpu(Subject):
         shutil.rmtree(self.directory / "mig", ignore_errors=True)
         self.set("mig_mode", 0)
         self.set("mig_mode_pending", 0)
-        self._tell_of_instances()
+        self._publish_instances()
 
-    def _tell_of_instances(self) -> None:
-        self.world.write_mig_minors()
+    def _publish_instances(self) -> None:
+        self.machine.write_mig_minors()
         self.raise_event(_MIG_CHANGED)
 
     def _make_instance(self, number: int, profile: str) -> None:

@@ -61,7 +61,7 @@ class HostContext:
         self._memory = os.open(gpu.memory, os.O_RDWR | os.O_CLOEXEC)
         self.size = gpu.total
         self._base = self._map_memory()
-        with self._everybody():
+        with self._exclusively():
             self._enter()
             own = self._claim(gpu.number("context_bytes", gpu.granularity))
         ctypes.memset(self._base + own, 0, self._claims[own])  # a driver clears its own memory
@@ -86,7 +86,7 @@ class HostContext:
             raise CUDARuntimeError(self._failed)
 
     def free_bytes(self) -> int:
-        with self._everybody():
+        with self._exclusively():
             return self.size - sum(size for _, size in self._taken())
 
     def malloc(self, size: int) -> int:
@@ -95,15 +95,15 @@ class HostContext:
         Small allocations share a granule, as on a GPU.
         """
         if size > self.gpu.granularity // 2:
-            with self._everybody():
+            with self._exclusively():
                 return self._base + self._claim(size)
-        wanted = -(-max(size, 1) // _SMALL) * _SMALL
-        address = self._room(wanted)
+        requested = -(-max(size, 1) // _SMALL) * _SMALL
+        address = self._room(requested)
         if address is None:
-            with self._everybody():
+            with self._exclusively():
                 self._granules.append(self._claim(self.gpu.granularity))
             address = self._base + self._granules[-1]
-        self._small[address] = wanted
+        self._small[address] = requested
         return address
 
     def free(self, address: int) -> None:
@@ -115,7 +115,7 @@ class HostContext:
         offset = address - self._base
         if offset not in self._claims or offset == self._own or offset in self._granules:
             raise CUDARuntimeError(1)
-        with self._everybody():
+        with self._exclusively():
             _libc.mprotect(address, self._claims.pop(offset), _PROT_NONE)
             self._write_record()
 
@@ -297,34 +297,34 @@ class HostContext:
 
     def _claim(self, size: int) -> int:
         """Return the offset of the first gap of ``size`` bytes, rounded up to granules."""
-        wanted = -(-size // self.gpu.granularity) * self.gpu.granularity
+        requested = -(-size // self.gpu.granularity) * self.gpu.granularity
         offset = 0
         for start, claimed in self._taken():
-            if start - offset >= wanted:
+            if start - offset >= requested:
                 break
             offset = max(offset, start + claimed)
-        if offset + wanted > self.size:
+        if offset + requested > self.size:
             raise CUDARuntimeError(2)
-        _libc.mprotect(self._base + offset, wanted, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._claims[offset] = wanted
+        _libc.mprotect(self._base + offset, requested, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._claims[offset] = requested
         self._write_record()
         return offset
 
-    def _room(self, wanted: int) -> int | None:
+    def _room(self, requested: int) -> int | None:
         for offset in self._granules:
             start = self._base + offset
             end = start + self._claims[offset]
             for address, size in sorted(self._small.items()):
                 if start <= address < end:
-                    if address - start >= wanted:
+                    if address - start >= requested:
                         break
                     start = address + size
-            if end - start >= wanted:
+            if end - start >= requested:
                 return start
         return None
 
     @contextmanager
-    def _everybody(self) -> Iterator[None]:
+    def _exclusively(self) -> Iterator[None]:
         """Exclude other processes while claims are read and made."""
         self._records.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._records / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

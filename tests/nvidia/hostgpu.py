@@ -1,6 +1,6 @@
 """A GPU without hardware, as one computing process sees it: the existing devices and their properties.
 
-The world is a directory of attribute files (see ``README.md`` in this directory). A device is a GPU or a MIG instance;
+The machine is a directory of attribute files (see ``README.md`` in this directory). A device is a GPU or a MIG instance;
 attributes missing for an instance are taken from its GPU. Faults are attributes as well, read again at each use:
 
     wont_clear [OFFSET]           64 bytes return there after every write (default: in the middle)
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MESSAGES", "PAGE", "CUDARuntimeError", "HostGpu", "lives", "visible", "world_of"]
+__all__ = ["MESSAGES", "PAGE", "CUDARuntimeError", "HostGpu", "lives", "machine_of", "visible"]
 
 PAGE: Final = 4096
 
@@ -48,7 +48,7 @@ MESSAGES: Final[Mapping[int, str]] = {
     999: "cudaErrorUnknown: unknown error",
 }
 
-_LOST, _MISMATCH = 15, 18  # NVML's codes, with which the world describes faults
+_LOST, _MISMATCH = 15, 18  # NVML's codes, with which the machine describes faults
 
 
 class CUDARuntimeError(RuntimeError):
@@ -66,7 +66,7 @@ class CUDARuntimeError(RuntimeError):
 class HostGpu:
     """A device of the world. ``directory`` contains its attributes, memory and SMs, ``gpu`` those of the whole GPU."""
 
-    world: Path
+    machine: Path
     gpu: Path
     directory: Path
 
@@ -99,8 +99,8 @@ class HostGpu:
         """The bytes that contexts can share: without the driver's reserve and memory in use without a process."""
         if self.number("total", 0) == 0:
             return self.memory.stat().st_size
-        wanted = self.number("total", 0) - self.number("reserved", 0)
-        return min(self.memory.stat().st_size, wanted) - self.number("used", 0)
+        expected = self.number("total", 0) - self.number("reserved", 0)
+        return min(self.memory.stat().st_size, expected) - self.number("used", 0)
 
     @property
     def granularity(self) -> int:
@@ -126,7 +126,7 @@ class HostGpu:
 
     @property
     def node(self) -> Path:
-        return self.world / "dev" / f"nvidia{self.number('minor', 0)}"
+        return self.machine / "dev" / f"nvidia{self.number('minor', 0)}"
 
 
 def lives(record: Path) -> bool:
@@ -144,8 +144,8 @@ def lives(record: Path) -> bool:
     return False
 
 
-def world_of(environment: Mapping[str, str]) -> Path:
-    """Return the world of this process.
+def machine_of(environment: Mapping[str, str]) -> Path:
+    """Return the machine of this process.
 
     Raises:
         CUDARuntimeError: 35 when there is none, or no driver in it; 803 when driver and library do not match.
@@ -153,11 +153,11 @@ def world_of(environment: Mapping[str, str]) -> Path:
     named = environment.get("SCRUBBER_STANDIN_WORLD")
     if not named or not (Path(named) / "state" / "node").is_dir():
         raise CUDARuntimeError(35)
-    world = Path(named)
-    failure = world / "state" / "node" / "init_error"
+    machine = Path(named)
+    failure = machine / "state" / "node" / "init_error"
     if failure.exists():
         raise CUDARuntimeError(803 if int(failure.read_text("ascii")) == _MISMATCH else 35)
-    return world
+    return machine
 
 
 def visible(environment: Mapping[str, str]) -> list[HostGpu]:
@@ -166,10 +166,10 @@ def visible(environment: Mapping[str, str]) -> list[HostGpu]:
     As in the real driver, the list ends at the first unknown name.
 
     Raises:
-        CUDARuntimeError: as :func:`world_of`; 100 when no device is left; 999 when one needs a reset.
+        CUDARuntimeError: as :func:`machine_of`; 100 when no device is left; 999 when one needs a reset.
     """
-    world = world_of(environment)
-    gpus = [_whole(world, each) for each in sorted((world / "state" / "gpus").glob("[0-9]*"), key=_address)]
+    machine = machine_of(environment)
+    gpus = [_whole(machine, each) for each in sorted((machine / "state" / "gpus").glob("[0-9]*"), key=_address)]
     found: list[HostGpu] = []
     names = environment.get("CUDA_VISIBLE_DEVICES")
     if names is None:
@@ -188,8 +188,8 @@ def visible(environment: Mapping[str, str]) -> list[HostGpu]:
     return present
 
 
-def _whole(world: Path, directory: Path) -> HostGpu:
-    return HostGpu(world, directory, directory)
+def _whole(machine: Path, directory: Path) -> HostGpu:
+    return HostGpu(machine, directory, directory)
 
 
 def _address(directory: Path) -> str:
@@ -204,7 +204,7 @@ def _error(device: HostGpu) -> int | None:
 
 def _instances(gpu: HostGpu) -> list[HostGpu]:
     found = sorted(gpu.directory.glob("mig/[0-9]*"), key=lambda each: int(each.name))
-    return [HostGpu(gpu.world, gpu.gpu, each) for each in found]
+    return [HostGpu(gpu.machine, gpu.gpu, each) for each in found]
 
 
 def _computing(gpu: HostGpu) -> HostGpu | None:

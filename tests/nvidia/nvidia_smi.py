@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A stand-in for ``nvidia-smi``: resets one GPU of its world, switches persistence mode, and answers simple queries.
+"""A stand-in for ``nvidia-smi``: resets one GPU of its machine, switches persistence mode, and answers simple queries.
 
 It refuses as the real one does: while any process has the device open or memory on it, while persistence mode keeps it
 open, and when the GPU is lost. The exit statuses are those of its manual. A reset clears no memory.
 
-It is installed into a world with the interpreter's path in its first line; it imports only the standard library.
+It is installed into a machine with the interpreter's path in its first line; it imports only the standard library.
 """
 
 import fcntl
@@ -62,22 +62,22 @@ def everyone() -> list[Path]:
     return sorted(found, key=lambda gpu: str(get(gpu, "pci")))
 
 
-def find(wanted: str) -> Path | None:
+def find(requested: str) -> Path | None:
     """Find a GPU by index, UUID or PCI address."""
     for index, gpu in enumerate(everyone()):
         pci = str(get(gpu, "pci")).lower()
-        if wanted in (str(index), get(gpu, "uuid")) or wanted.lower() in (pci, pci[4:]):
+        if requested in (str(index), get(gpu, "uuid")) or requested.lower() in (pci, pci[4:]):
             return gpu
     return None
 
 
 def openers(node: Path) -> Iterator[int]:
     """Yield the PIDs that have the device open, under any name."""
-    wanted = node.stat().st_rdev
+    requested = node.stat().st_rdev
     for process in Path("/proc").glob("[0-9]*"):
         for descriptor in (process / "fd").glob("*"):
             try:
-                if descriptor.stat().st_rdev == wanted:
+                if descriptor.stat().st_rdev == requested:
                     yield int(process.name)
                     break
             except OSError:
@@ -144,8 +144,8 @@ def forget(gpu: Path) -> None:
         (gpu / "error").unlink()
 
 
-def reset(wanted: str, method: str) -> int:
-    gpu = find(wanted)
+def reset(requested: str, method: str) -> int:
+    gpu = find(requested)
     if gpu is None:
         return refuse(NOT_FOUND, "No devices were found")
     pci = str(get(gpu, "pci"))
@@ -169,8 +169,8 @@ def reset(wanted: str, method: str) -> int:
     return 0
 
 
-def set_persistence(wanted: str | None, mode: str) -> int:
-    chosen = everyone() if wanted is None else [gpu for gpu in (find(wanted),) if gpu is not None]
+def set_persistence(requested: str | None, mode: str) -> int:
+    chosen = everyone() if requested is None else [gpu for gpu in (find(requested),) if gpu is not None]
     if not chosen or mode not in ("0", "1"):
         return refuse(NOT_FOUND if mode in ("0", "1") else USAGE, "No devices were found")
     for gpu in chosen:
@@ -196,10 +196,10 @@ QUERIES = {
 }
 
 
-def query(fields: list[str], wanted: str | None) -> int:
+def query(fields: list[str], requested: str | None) -> int:
     """Print one line for each GPU, comma-separated, without a header: enough to compare with other sources."""
     for index, gpu in enumerate(everyone()):
-        if wanted is not None and find(wanted) != gpu:
+        if requested is not None and find(requested) != gpu:
             continue
         row = []
         for field in fields:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Told", "renamed", "told"]
+__all__ = ["LoggedEvent", "logged_events", "renamed"]
 
 HOUSE: Final = Path(__file__).parents[2]
 LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
@@ -18,7 +18,7 @@ REMINDERS: Final = {"log_waiting": "warning", "log_ended": "info"}
 
 PASSED_ON: Final = {
     "plugin/logs.py": "the reminder writes what its callers name",
-    "scrubber/adapters/ledger/chain.py": "rows of the trail are read back, not told again",
+    "scrubber/adapters/ledger/chain.py": "rows of the audit log are read back, not recorded again",
 }
 SHARED: Final = frozenset({"scrubber/observability/tracing.py"})
 """Modules of the service that the plugin uses, too."""
@@ -27,13 +27,14 @@ NO_DAEMON: Final = "scrubber/emulator/"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LoggedEvent:
     """A place in the code that writes a log line or records an event.
 
     Attributes:
         names: the possible names; empty when they cannot be read.
         level: empty where the journal decides it.
         whole: whether ``fields`` is complete.
+        audited: whether it is a row of the audit log: an event that is not passed to the journal at once.
     """
 
     names: frozenset[str]
@@ -42,9 +43,10 @@ class Told:
     fields: frozenset[str]
     whole: bool
     where: str
+    audited: bool = False
 
 
-def told(root: Path = HOUSE) -> Iterator[Told]:
+def logged_events(root: Path = HOUSE) -> Iterator[LoggedEvent]:
     """Yield the places in all modules of both daemons below ``root``."""
     for package in ("scrubber", "plugin"):
         for path in sorted((root / package).rglob("*.py")):
@@ -54,7 +56,7 @@ def told(root: Path = HOUSE) -> Iterator[Told]:
             components = ("service", "plugin") if name in SHARED else ("plugin" if package == "plugin" else "service",)
             tree = ast.parse(path.read_text())
             for component in components:
-                yield from _Module(tree, component, name).told()
+                yield from _Module(tree, component, name).logged_events()
 
 
 def renamed(source: str) -> list[int]:
@@ -76,17 +78,25 @@ class _Module:
         self._tree = tree
         self._component = component
         self._name = name
-        self._tells = any(
+        self._recorded_at_once = {
+            each
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "record"
+            for argument in node.args
+            if isinstance(argument, ast.List)
+            for each in argument.elts
+        }
+        self._logs = any(
             isinstance(node, ast.ImportFrom)
             and (node.module or "").startswith("scrubber.ports")
             and any(each.name == "Event" for each in node.names)
             for node in ast.walk(tree)
         )
 
-    def told(self) -> Iterator[Told]:
+    def logged_events(self) -> Iterator[LoggedEvent]:
         yield from self._in(self._tree, [self._tree])
 
-    def _in(self, node: ast.AST, scopes: Sequence[ast.AST]) -> Iterator[Told]:
+    def _in(self, node: ast.AST, scopes: Sequence[ast.AST]) -> Iterator[LoggedEvent]:
         for child in ast.iter_child_nodes(node):
             inner = (
                 [*scopes, child] if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) else scopes
@@ -97,7 +107,7 @@ class _Module:
                     yield replace(found, where=f"{self._name}:{child.lineno}")
             yield from self._in(child, inner)
 
-    def _call(self, call: ast.Call, scope: _Scope) -> Told | None:
+    def _call(self, call: ast.Call, scope: _Scope) -> LoggedEvent | None:
         if isinstance(call.func, ast.Attribute):
             whose = _last_name(call.func.value)
             if call.func.attr in LEVELS and whose in LOGGERS:
@@ -105,11 +115,11 @@ class _Module:
             if call.func.attr in REMINDERS and whose.endswith("reminder"):
                 line = self._line(call, REMINDERS[call.func.attr], scope)
                 return replace(line, fields=line.fields | {"waited_seconds"})
-        if self._tells and isinstance(call.func, ast.Name) and call.func.id == "Event":
+        if self._logs and isinstance(call.func, ast.Name) and call.func.id == "Event":
             return self._event(call, scope)
         return None
 
-    def _line(self, call: ast.Call, level: str, scope: _Scope) -> Told:
+    def _line(self, call: ast.Call, level: str, scope: _Scope) -> LoggedEvent:
         fields, whole = {each.arg for each in call.keywords if each.arg is not None}, True
         for each in call.keywords:
             if each.arg is None:
@@ -118,15 +128,16 @@ class _Module:
         if "exc_info" in fields:
             fields = fields - {"exc_info"} | {"traceback"}
         names = scope.words(call.args[0]) if call.args else frozenset()
-        return Told(names, level, self._component, frozenset(fields), whole, "")
+        return LoggedEvent(names, level, self._component, frozenset(fields), whole, "")
 
-    def _event(self, call: ast.Call, scope: _Scope) -> Told:
+    def _event(self, call: ast.Call, scope: _Scope) -> LoggedEvent:
         given = dict(zip(("name", "at", "device", "scrub", "actor", "fields"), call.args, strict=False))
         given |= {each.arg: each.value for each in call.keywords if each.arg is not None}
         fields, whole = scope.keys(given["fields"]) if "fields" in given else (set(), True)
         fields = {"tenant" if each == "tenant" else each for each in fields}
         fields |= {name for name, key in (("device", "device"), ("scrub_id", "scrub")) if key in given}
-        return Told(scope.words(given["name"]), "", self._component, frozenset(fields), whole, "")
+        audited = call not in self._recorded_at_once
+        return LoggedEvent(scope.words(given["name"]), "", self._component, frozenset(fields), whole, "", audited)
 
 
 class _Scope:

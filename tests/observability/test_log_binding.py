@@ -22,20 +22,20 @@ class Inner:
     """A tracer that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
 
     @contextmanager
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        self.told.append((f"begin {name}", attributes))
+        self.calls.append((f"begin {name}", attributes))
         try:
             yield self
         except BaseException as error:
-            self.told.append((f"end {name}", error))
+            self.calls.append((f"end {name}", error))
             raise
-        self.told.append((f"end {name}", None))
+        self.calls.append((f"end {name}", None))
 
     def set_attributes(self, **attributes: AttributeValue) -> None:
-        self.told.append(("note", attributes))
+        self.calls.append(("note", attributes))
 
 
 bound = get_contextvars
@@ -108,14 +108,14 @@ def test_exception_passes_through_a_span_and_leaves_no_context() -> None:
         raise failure
     assert raised.value is failure
     assert bound() == {}
-    assert inner.told == [("begin scrub", {"device": "GPU-a"}), ("end scrub", failure)]
+    assert inner.calls == [("begin scrub", {"device": "GPU-a"}), ("end scrub", failure)]
 
 
 def test_spans_and_attributes_are_forwarded_to_the_inner_tracer() -> None:
     inner = Inner()
     with LogContextTracer(inner).span("scrub", device="GPU-a", path="slow") as span:
         span.set_attributes(tenant=None, outcome="passed")
-    assert inner.told == [
+    assert inner.calls == [
         ("begin scrub", {"device": "GPU-a", "path": "slow"}),
         ("note", {"tenant": None, "outcome": "passed"}),
         ("end scrub", None),
@@ -182,15 +182,17 @@ def test_spans_closed_in_any_order_leave_only_the_open_spans_context(
         tracer = LogContextTracer()
         scopes: dict[int, tuple[AbstractContextManager[Span], Span, dict[str, AttributeValue]]] = {}
         for act, which, value in story:
-            said: dict[str, AttributeValue] = {"device": f"GPU-{value}"} if which % 2 else {"tenant": value or None}
+            attributes: dict[str, AttributeValue] = (
+                {"device": f"GPU-{value}"} if which % 2 else {"tenant": value or None}
+            )
             if act == "enter" and which not in scopes:
-                scope = tracer.span("any", **said)
-                scopes[which] = (scope, scope.__enter__(), said)
+                scope = tracer.span("any", **attributes)
+                scopes[which] = (scope, scope.__enter__(), attributes)
             elif act == "leave" and which in scopes:
                 scopes.pop(which)[0].__exit__(None, None, None)
             elif act == "note" and which in scopes:
-                scopes[which][1].set_attributes(**said)
-                scopes[which][2].update(said)
+                scopes[which][1].set_attributes(**attributes)
+                scopes[which][2].update(attributes)
             expected: dict[str, AttributeValue] = dict(before)
             for _, _, own in scopes.values():
                 expected.update(own)

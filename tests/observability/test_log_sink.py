@@ -22,13 +22,13 @@ LONG = "x" * 20_000
 class Pipe:
     """A stream that is read only on request."""
 
-    def __init__(self, patience: float = WRITE_TIMEOUT) -> None:
+    def __init__(self, timeout: float = WRITE_TIMEOUT) -> None:
         self._ours, theirs = os.pipe()
         self.stream: IO[str] = os.fdopen(theirs, "w", encoding="utf-8")
         self.lost = 0
         losses = LostLineCounter()
         losses.set_callback(self._count)
-        self.lines = LineWriter(self.stream, losses, write_timeout=patience)
+        self.lines = LineWriter(self.stream, losses, write_timeout=timeout)
 
     def _count(self) -> None:
         self.lost += 1
@@ -93,7 +93,7 @@ def test_line_after_a_torn_line_starts_on_its_own_line(pipe: Pipe) -> None:
 
 
 def test_line_longer_than_the_pipe_is_written_whole_to_an_active_reader() -> None:
-    pipe = Pipe(patience=60.0)
+    pipe = Pipe(timeout=60.0)
     writing = threading.Thread(target=pipe.lines.write, args=("y" * 1_000_000,))
     writing.start()
     found = ""
@@ -155,13 +155,13 @@ def test_unencodable_character_is_written_escaped(pipe: Pipe) -> None:
 @pytest.mark.parametrize("component", ["service", "plugin"])
 def test_process_with_unread_standard_error_keeps_running(component: str) -> None:
     """Writes more lines than any pipe can hold."""
-    said = (
+    program = (
         "import sys; from scrubber.observability.logging import configure_logging\n"
         f"log = configure_logging('auto', 'info', sys.stderr, component={component!r})\n"
         f"for _ in range(500): log.info('scrub.finished', message={LONG[:4000]!r})\n"
         "print('through', flush=True)"
     )
-    with subprocess.Popen([sys.executable, "-c", said], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read() == b"through\n"
         assert process.wait() == 0

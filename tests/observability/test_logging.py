@@ -1,4 +1,4 @@
-"""How a line looks: the same in both daemons, whatever is in it, and whatever becomes of the stream."""
+"""How a line looks: the same in both daemons, for any content, and when the stream fails."""
 
 import contextlib
 import io
@@ -50,22 +50,22 @@ def logger(form: LogFormatName, stream: TextIO | None, level: str = "info", **mo
     return make_logger(form, level, stream, component="service", now=lambda: NOON, **more)
 
 
-def service_says(form: str, stream: TextIO, text: str) -> None:
+def write_service_line(form: str, stream: TextIO, text: str) -> None:
     """An event of the service's with ``text`` in it."""
     fields = {"command": text, "message": f"By {text}.", "tenant": text, "pod": text}
     journal = StructlogJournal(registry=CollectorRegistry(), logger=logger(form, stream), signals=NVIDIA_SIGNALS)  # type: ignore[arg-type]
     journal.record([Event("unauthorized.use.detected", NOON, f"GPU-{text}", f"scrub-{text}", f"uid:{text}", fields)])
 
 
-def plugin_says(form: str, stream: TextIO, text: str) -> None:
+def write_plugin_line(form: str, stream: TextIO, text: str) -> None:
     """A line of the plugin's with ``text`` in it."""
     log = of_the_plugin.create_logger(form, "info", stream)
     with of_the_plugin.log_context(method="Allocate", resource=text, devices=[text, "sim-0"]):
         log.warning("allocation.refused", code="unavailable", message=text, told={text: [text]}, by=ValueError(text))
 
 
-DAEMONS = pytest.mark.parametrize("says", [service_says, plugin_says])
-Says = Callable[[str, TextIO, str], None]
+DAEMONS = pytest.mark.parametrize("write_line", [write_service_line, write_plugin_line])
+WriteLine = Callable[[str, TextIO, str], None]
 
 
 class TestLogFormat:
@@ -158,9 +158,9 @@ class TestTracebacks:
         assert all(line.startswith("    ") and line.isprintable() for line in rest)
 
     def test_oversized_traceback_keeps_its_end(self) -> None:
-        said = json.loads(self.fail("json", "a" * 100_000 + "the end"))["traceback"]
-        assert len(said) < 17_000
-        assert said.rstrip().endswith("the end")
+        shown = json.loads(self.fail("json", "a" * 100_000 + "the end"))["traceback"]
+        assert len(shown) < 17_000
+        assert shown.rstrip().endswith("the end")
 
 
 class TestHostileText:
@@ -171,9 +171,9 @@ class TestHostileText:
     @example(text=HOSTILE)
     @example(text="\x1b" * 100_000)
     @example(text="\U0001f4a5\ud800" * 50_000)
-    def test_hostile_text_is_one_ascii_json_line(self, says: Says, text: str) -> None:
+    def test_hostile_text_is_one_ascii_json_line(self, write_line: WriteLine, text: str) -> None:
         stream = io.StringIO()
-        says("json", stream, text)
+        write_line("json", stream, text)
         written = stream.getvalue()
         assert written.endswith("\n")
         assert written[:-1].isascii()
@@ -186,16 +186,16 @@ class TestHostileText:
     @given(text=texts)
     @example(text=HOSTILE)
     @example(text="\x1b" * 100_000)
-    def test_hostile_text_is_one_printable_console_line(self, says: Says, text: str) -> None:
+    def test_hostile_text_is_one_printable_console_line(self, write_line: WriteLine, text: str) -> None:
         stream = io.StringIO()
-        says("console", stream, text)
+        write_line("console", stream, text)
         assert stream.getvalue().endswith("\n")
         assert stream.getvalue()[:-1].isprintable()
 
     @DAEMONS
-    def test_long_text_is_truncated_before_the_collectors_limit(self, says: Says) -> None:
+    def test_long_text_is_truncated_before_the_collectors_limit(self, write_line: WriteLine) -> None:
         stream = io.StringIO()
-        says("json", stream, "\U0001f4a5" * 100_000)
+        write_line("json", stream, "\U0001f4a5" * 100_000)
         assert "100000 characters)" in stream.getvalue()
         assert len(stream.getvalue()) < 500_000
 
@@ -246,10 +246,10 @@ class TestLostLogStream:
         assert self.lost(None) == 2
 
     @DAEMONS
-    def test_both_daemons_tolerate_a_closed_stream(self, says: Says) -> None:
+    def test_both_daemons_tolerate_a_closed_stream(self, write_line: WriteLine) -> None:
         stream = io.StringIO()
         stream.close()
-        says("json", stream, "x")
+        write_line("json", stream, "x")
 
     @pytest.mark.usefixtures("process_as_it_was")
     def test_library_logging_tolerates_a_closed_stream(self) -> None:
@@ -274,13 +274,13 @@ class TestLostLogStream:
 
 @pytest.mark.usefixtures("process_as_it_was")
 class TestLibraryLogging:
-    def said(self, level: str = "info") -> tuple[io.StringIO, Callable[[], list[dict[str, Any]]]]:
+    def configured(self, level: str = "info") -> tuple[io.StringIO, Callable[[], list[dict[str, Any]]]]:
         stream = io.StringIO()
         configure_logging("json", level, stream, component="plugin", now=lambda: NOON)
         return stream, lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
     def test_library_message_is_logged_in_the_daemons_format(self) -> None:
-        _, lines = self.said()
+        _, lines = self.configured()
         logging.getLogger("grpc").warning("the %s is full", "queue")
         assert lines() == [
             {
@@ -294,37 +294,37 @@ class TestLibraryLogging:
         ]
 
     def test_library_info_messages_are_logged_only_at_debug_level(self) -> None:
-        _, lines = self.said()
+        _, lines = self.configured()
         logging.getLogger("httpx2").info("GET /api/v1/nodes")
         assert lines() == []
-        _, lines = self.said("debug")
+        _, lines = self.configured("debug")
         logging.getLogger("httpx2").info("GET /api/v1/nodes")
         assert [line["level"] for line in lines()] == ["info"]
 
     def test_library_exceptions_warnings_and_odd_levels_are_logged(self) -> None:
         with warnings.catch_warnings():
-            _, lines = self.said()
+            _, lines = self.configured()
             try:
-                raise ValueError("nobody awaited it")
+                raise ValueError("was not awaited")
             except ValueError:
                 logging.getLogger("asyncio").exception("Task exception was never retrieved")
             warnings.simplefilter("always")
             warnings.warn("it is old", DeprecationWarning, stacklevel=1)
         logging.getLogger("odd").log(33, "between two levels")
         failed, warned, odd = lines()
-        assert "ValueError: nobody awaited it" in failed["traceback"]
+        assert "ValueError: was not awaited" in failed["traceback"]
         assert "it is old" in warned["message"]
         assert (odd["level"], odd["message"]) == ("warning", "between two levels")
 
     def test_malformed_library_message_does_not_break_logging(self) -> None:
-        _, lines = self.said()
+        _, lines = self.configured()
         logging.getLogger("grpc").warning("%d", "no number")
         logging.getLogger("grpc").warning("the next")
         assert [line["message"] for line in lines()] == ["the next"]
 
     @given(text=TestHostileText.texts)
     def test_hostile_library_text_is_one_printable_line(self, text: str) -> None:
-        stream, lines = self.said()
+        stream, lines = self.configured()
         logging.getLogger("grpc").warning("%s", text)
         assert stream.getvalue()[:-1].isprintable()
         assert len(lines()) == 1
@@ -334,9 +334,9 @@ def test_hostile_tenant_name_is_escaped_on_a_real_terminal() -> None:
     ours, theirs = pty.openpty()
     try:
         with os.fdopen(theirs, "w") as terminal:
-            plugin_says("auto", terminal, HOSTILE)
+            write_plugin_line("auto", terminal, HOSTILE)
         seen = b""
-        with contextlib.suppress(OSError):  # once nobody has the other end, and all of it was read
+        with contextlib.suppress(OSError):  # once the other end is closed, and all of it was read
             while part := os.read(ours, 65536):  # the kernel passes a line on in parts
                 seen += part
     finally:

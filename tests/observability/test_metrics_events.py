@@ -23,42 +23,42 @@ from tests.measures import NOON, Measures, event, finding, memory, scrub, shown
 
 
 @pytest.fixture
-def told() -> Measures:
+def measures() -> Measures:
     return Measures()
 
 
 # -- hand-overs --------------------------------------------------------------------------------------------------------
 
 
-def test_granted_and_refused_hand_overs_are_counted(told: Measures) -> None:
+def test_granted_and_refused_hand_overs_are_counted(measures: Measures) -> None:
     granted = event("handover.granted", kind=HandOverKind.SAME_TENANT.value, path=PathKind.SLOW.value)
-    told(granted, granted, event("handover.refused", code=NotReady.code), event("handover.waiting"))
-    assert told.value("scrubber_handovers_total", kind="same-tenant", path="slow", outcome="granted") == 2
-    assert told.value("scrubber_handovers_total", kind="unknown", path="none", outcome="not-ready") == 1
+    measures(granted, granted, event("handover.refused", code=NotReady.code), event("handover.waiting"))
+    assert measures.value("scrubber_handovers_total", kind="same-tenant", path="slow", outcome="granted") == 2
+    assert measures.value("scrubber_handovers_total", kind="unknown", path="none", outcome="not-ready") == 1
 
 
-def test_hand_over_duration_is_measured_by_path_and_outcome(told: Measures) -> None:
+def test_hand_over_duration_is_measured_by_path_and_outcome(measures: Measures) -> None:
     fast = event("handover.granted", kind=HandOverKind.SAME_POD.value, path=PathKind.FAST.value, duration_seconds=0.004)
-    told(fast, fast, event("handover.refused", code="scrubbing", duration_seconds=25.0), event("handover.refused"))
+    measures(fast, fast, event("handover.refused", code="scrubbing", duration_seconds=25.0), event("handover.refused"))
     name, at_most = "scrubber_handover_duration_seconds", {"path": "fast", "outcome": "granted"}
-    assert told.value(f"{name}_count", **at_most) == 2
-    assert told.value(f"{name}_sum", path="none", outcome="scrubbing") == 25.0
-    assert told.value(f"{name}_bucket", le="0.0025", **at_most) == 0
-    assert told.value(f"{name}_bucket", le="0.005", **at_most) == 2
-    assert told.value(f"{name}_count", path="none", outcome="other") is None
+    assert measures.value(f"{name}_count", **at_most) == 2
+    assert measures.value(f"{name}_sum", path="none", outcome="scrubbing") == 25.0
+    assert measures.value(f"{name}_bucket", le="0.0025", **at_most) == 0
+    assert measures.value(f"{name}_bucket", le="0.005", **at_most) == 2
+    assert measures.value(f"{name}_count", path="none", outcome="other") is None
 
 
 @pytest.mark.parametrize("bound", ["10.0", "15.0", "20.0", "25.0", "30.0"])
-def test_hand_over_duration_buckets_distinguish_waits_up_to_the_deadline(told: Measures, bound: str) -> None:
-    told(event("handover.granted", path="slow", kind="unknown", duration_seconds=14.0))
-    counted = told.value("scrubber_handover_duration_seconds_bucket", path="slow", outcome="granted", le=bound)
+def test_hand_over_duration_buckets_distinguish_waits_up_to_the_deadline(measures: Measures, bound: str) -> None:
+    measures(event("handover.granted", path="slow", kind="unknown", duration_seconds=14.0))
+    counted = measures.value("scrubber_handover_duration_seconds_bucket", path="slow", outcome="granted", le=bound)
     assert counted == (float(bound) >= 14.0)
 
 
 @pytest.mark.parametrize("error", [Unavailable, DeviceBusy, InvalidRequest, LedgerFailure, Quarantined, DriverTimeout])
-def test_refusal_is_counted_under_its_error_code(told: Measures, error: type[ScrubberError]) -> None:
-    told(event("handover.refused", code=error.code))
-    assert told.value("scrubber_handovers_total", kind="unknown", path="none", outcome=error.code) == 1
+def test_refusal_is_counted_under_its_error_code(measures: Measures, error: type[ScrubberError]) -> None:
+    measures(event("handover.refused", code=error.code))
+    assert measures.value("scrubber_handovers_total", kind="unknown", path="none", outcome=error.code) == 1
 
 
 # -- scrubs ------------------------------------------------------------------------------------------------------------
@@ -69,41 +69,41 @@ def finished(**fields: Any) -> Event:
     return event("scrub.finished", **{**words, "duration_seconds": 20.0, **fields})
 
 
-def test_scrub_is_counted_and_measured(told: Measures) -> None:
-    told(finished(residue_bytes=4096))
+def test_scrub_is_counted_and_measured(measures: Measures) -> None:
+    measures(finished(residue_bytes=4096))
     labels = {"path": "slow", "trigger": "release", "outcome": "passed"}
-    assert told.value("scrubber_scrubs_total", **labels) == 1
-    assert told.value("scrubber_scrub_duration_seconds_sum", **labels) == 20.0
-    assert told.value("scrubber_scrub_duration_seconds_bucket", **labels, le="10.0") == 0
-    assert told.value("scrubber_scrub_duration_seconds_bucket", **labels, le="30.0") == 1
-    assert told.value("scrubber_residue_bytes_total") == 4096
+    assert measures.value("scrubber_scrubs_total", **labels) == 1
+    assert measures.value("scrubber_scrub_duration_seconds_sum", **labels) == 20.0
+    assert measures.value("scrubber_scrub_duration_seconds_bucket", **labels, le="10.0") == 0
+    assert measures.value("scrubber_scrub_duration_seconds_bucket", **labels, le="30.0") == 1
+    assert measures.value("scrubber_residue_bytes_total") == 4096
 
 
-def test_scrub_and_step_durations_carry_the_scrub_id_as_exemplar(told: Measures) -> None:
-    told(finished())
-    told.metrics.record_scrub(scrub(memory(3.0), id="scrub-7"))
-    page = told.page("application/openmetrics-text; version=1.0.0").splitlines()
+def test_scrub_and_step_durations_carry_the_scrub_id_as_exemplar(measures: Measures) -> None:
+    measures(finished())
+    measures.metrics.record_scrub(scrub(memory(3.0), id="scrub-7"))
+    page = measures.page("application/openmetrics-text; version=1.0.0").splitlines()
     (of_the_scrub,) = (line for line in page if line.startswith("scrubber_scrub_duration") and "# {" in line)
     (of_the_step,) = (line for line in page if line.startswith("scrubber_step_duration") and "# {" in line)
     assert '# {scrub_id="S-1"} 20.0' in of_the_scrub
     assert '# {scrub_id="scrub-7"} 3.0' in of_the_step
 
 
-def test_step_duration_is_measured_by_path_and_verdict(told: Measures) -> None:
+def test_step_duration_is_measured_by_path_and_verdict(measures: Measures) -> None:
     failed = StepResult(Step.HOLDERS, Verdict.FAILED, 0.25)
-    told.metrics.record_scrub(scrub(failed, path=PathKind.FAST))
-    told.metrics.record_scrub(scrub(failed, memory(2.0)))
+    measures.metrics.record_scrub(scrub(failed, path=PathKind.FAST))
+    measures.metrics.record_scrub(scrub(failed, memory(2.0)))
     name = "scrubber_step_duration_seconds_sum"
-    assert told.value(name, step="holders", path="fast", verdict="failed") == 0.25
-    assert told.value(name, step="holders", path="slow", verdict="failed") == 0.25
-    assert told.value(name, step="memory", path="slow", verdict="passed") == 2.0
+    assert measures.value(name, step="holders", path="fast", verdict="failed") == 0.25
+    assert measures.value(name, step="holders", path="slow", verdict="failed") == 0.25
+    assert measures.value(name, step="memory", path="slow", verdict="passed") == 2.0
 
 
-def test_cleared_and_verified_bytes_are_added_up(told: Measures) -> None:
+def test_cleared_and_verified_bytes_are_added_up(measures: Measures) -> None:
     for _ in range(2):
-        told.metrics.record_scrub(scrub(memory(cleared_bytes=1000, verified_bytes=900)))
-    assert told.value("scrubber_cleared_bytes_total") == 2000
-    assert told.value("scrubber_verified_bytes_total") == 1800
+        measures.metrics.record_scrub(scrub(memory(cleared_bytes=1000, verified_bytes=900)))
+    assert measures.value("scrubber_cleared_bytes_total") == 2000
+    assert measures.value("scrubber_verified_bytes_total") == 1800
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,15 @@ def test_cleared_and_verified_bytes_are_added_up(told: Measures) -> None:
         (Step.HEALTH, Severity.FAULT, "xid-95", "xid"),
         (Step.HEALTH, Severity.NOTE, "xid-4294967295", "xid"),
         (Step.SETTINGS, Severity.FAULT, "driver-timeout", "driver-timeout"),
-        (Step.HEALTH, Severity.WARNING, "never-heard-of", "other"),
+        (Step.HEALTH, Severity.WARNING, "unknown-code", "other"),
         (Step.ON_CHIP, Severity.FAULT, "residue", "other"),
     ],
 )
-def test_findings_are_counted_by_code(told: Measures, step: Step, severity: Severity, code: str, counted: str) -> None:
-    told.metrics.record_scrub(scrub(StepResult(step, Verdict.FAILED, 0.1, (finding(step, code, severity),))))
-    assert told.value("scrubber_findings_total", step=step.value, severity=severity.value, code=counted) == 1
+def test_findings_are_counted_by_code(
+    measures: Measures, step: Step, severity: Severity, code: str, counted: str
+) -> None:
+    measures.metrics.record_scrub(scrub(StepResult(step, Verdict.FAILED, 0.1, (finding(step, code, severity),))))
+    assert measures.value("scrubber_findings_total", step=step.value, severity=severity.value, code=counted) == 1
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_findings_are_counted_by_code(told: Measures, step: Step, severity: Seve
     ],
 )
 def test_resets_are_counted_by_method_and_outcome(
-    told: Measures,
+    measures: Measures,
     words: str | None,
     verdict: Verdict,
     found: tuple[str, Severity] | None,
@@ -143,8 +145,8 @@ def test_resets_are_counted_by_method_and_outcome(
     outcome: str,
 ) -> None:
     findings = () if found is None else (finding(Step.RESET, *found),)
-    told.metrics.record_scrub(scrub(StepResult(Step.RESET, verdict, 1.0, findings, {"method": words})))
-    assert told.value("scrubber_resets_total", method=method, outcome=outcome) == 1
+    measures.metrics.record_scrub(scrub(StepResult(Step.RESET, verdict, 1.0, findings, {"method": words})))
+    assert measures.value("scrubber_resets_total", method=method, outcome=outcome) == 1
 
 
 @pytest.mark.parametrize(
@@ -158,16 +160,16 @@ def test_resets_are_counted_by_method_and_outcome(
     ],
 )
 def test_killed_leftovers_are_counted_by_action(
-    told: Measures, name: str, fields: dict[str, Any], target: str, times: int
+    measures: Measures, name: str, fields: dict[str, Any], target: str, times: int
 ) -> None:
-    told(event(name, **fields))
-    assert told.value("scrubber_kills_total", target=target) == times
+    measures(event(name, **fields))
+    assert measures.value("scrubber_kills_total", target=target) == times
 
 
-def test_unexplained_residue_is_counted_separately(told: Measures) -> None:
-    assert told.value("scrubber_unexplained_residue_bytes_total") == 0
-    told(event("residue.unexplained", residue_bytes=512))
-    assert told.value("scrubber_unexplained_residue_bytes_total") == 512
+def test_unexplained_residue_is_counted_separately(measures: Measures) -> None:
+    assert measures.value("scrubber_unexplained_residue_bytes_total") == 0
+    measures(event("residue.unexplained", residue_bytes=512))
+    assert measures.value("scrubber_unexplained_residue_bytes_total") == 512
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -182,13 +184,13 @@ def test_unexplained_residue_is_counted_separately(told: Measures) -> None:
         ("verification-failed", "verification-failed"),
         ("ecc-uncorrected", "ecc-uncorrected"),
         (Quarantined.code, "other"),
-        ("never-heard-of", "other"),
+        ("unknown-code", "other"),
         (None, "other"),
     ],
 )
-def test_quarantine_is_counted_by_cause_class(told: Measures, cause: str | None, counted: str) -> None:
-    told(event("health.quarantined", cause=cause))
-    assert told.value("scrubber_quarantines_total", cause_class=counted) == 1
+def test_quarantine_is_counted_by_cause_class(measures: Measures, cause: str | None, counted: str) -> None:
+    measures(event("health.quarantined", cause=cause))
+    assert measures.value("scrubber_quarantines_total", cause_class=counted) == 1
 
 
 @pytest.mark.parametrize(
@@ -199,60 +201,62 @@ def test_quarantine_is_counted_by_cause_class(told: Measures, cause: str | None,
         ("odd", "other"),
     ],
 )
-def test_unauthorized_use_is_counted_by_kind(told: Measures, use: str, counted: str) -> None:
-    told(event("unauthorized.use.detected", use=use, pid=1))
-    assert told.value("scrubber_unauthorized_uses_total", use=counted) == 1
+def test_unauthorized_use_is_counted_by_kind(measures: Measures, use: str, counted: str) -> None:
+    measures(event("unauthorized.use.detected", use=use, pid=1))
+    assert measures.value("scrubber_unauthorized_uses_total", use=counted) == 1
 
 
-def test_operator_quarantine_is_counted_once_and_for_no_tenant(told: Measures) -> None:
-    told(
+def test_operator_quarantine_is_counted_once_and_for_no_tenant(measures: Measures) -> None:
+    measures(
         event("operator.quarantined", reason="noise", tenant="team-a"),
         event("health.quarantined", cause="operator", tenant="team-a"),
     )
-    assert told.value("scrubber_quarantines_total", cause_class="operator") == 1
-    assert told.labels("scrubber_tenant_quarantines_total") == []
+    assert measures.value("scrubber_quarantines_total", cause_class="operator") == 1
+    assert measures.labels("scrubber_tenant_quarantines_total") == []
 
 
-def test_quarantine_is_counted_for_the_devices_tenant(told: Measures) -> None:
+def test_quarantine_is_counted_for_the_devices_tenant(measures: Measures) -> None:
     hit = event("health.quarantined", cause="xid-95", tenant="team-a")
-    told(hit, hit, event("health.quarantined", cause="xid-95", tenant="team-b"))
-    told(event("health.condemned", cause="xid-95"), event("health.healthy", tenant="team-b"))
-    assert told.value("scrubber_tenant_quarantines_total", tenant="team-a") == 2
-    assert told.value("scrubber_tenant_quarantines_total", tenant="team-b") == 1
-    assert told.value("scrubber_quarantines_total", cause_class="xid") == 3
-    told(event("health.condemned", cause="xid-95", tenant="team-b"))
-    assert told.value("scrubber_tenant_quarantines_total", tenant="team-b") == 2
+    measures(hit, hit, event("health.quarantined", cause="xid-95", tenant="team-b"))
+    measures(event("health.condemned", cause="xid-95"), event("health.healthy", tenant="team-b"))
+    assert measures.value("scrubber_tenant_quarantines_total", tenant="team-a") == 2
+    assert measures.value("scrubber_tenant_quarantines_total", tenant="team-b") == 1
+    assert measures.value("scrubber_quarantines_total", cause_class="xid") == 3
+    measures(event("health.condemned", cause="xid-95", tenant="team-b"))
+    assert measures.value("scrubber_tenant_quarantines_total", tenant="team-b") == 2
 
 
-@pytest.mark.parametrize("nobody", [{}, {"tenant": None}, {"tenant": ""}])
-def test_quarantine_of_an_unassigned_device_is_counted_for_no_tenant(told: Measures, nobody: dict[str, Any]) -> None:
-    told(event("health.quarantined", cause="xid-95", **nobody))
-    assert told.labels("scrubber_tenant_quarantines_total") == []
+@pytest.mark.parametrize("no_tenant", [{}, {"tenant": None}, {"tenant": ""}])
+def test_quarantine_of_an_unassigned_device_is_counted_for_no_tenant(
+    measures: Measures, no_tenant: dict[str, Any]
+) -> None:
+    measures(event("health.quarantined", cause="xid-95", **no_tenant))
+    assert measures.labels("scrubber_tenant_quarantines_total") == []
 
 
-def test_tenants_beyond_the_limit_are_counted_together(told: Measures) -> None:
+def test_tenants_beyond_the_limit_are_counted_together(measures: Measures) -> None:
     def hit(number: int) -> Event:
         return event("health.quarantined", cause="xid-95", tenant=f"team-{number}")
 
-    told(*(hit(number) for number in range(100)), hit(0), hit(63), hit(64))
-    assert told.value("scrubber_tenant_quarantines_total", tenant="team-0") == 2
-    assert told.value("scrubber_tenant_quarantines_total", tenant="team-63") == 2
-    assert told.value("scrubber_tenant_quarantines_total", tenant="other") == 37
-    assert len(told.labels("scrubber_tenant_quarantines_total")) == 65
+    measures(*(hit(number) for number in range(100)), hit(0), hit(63), hit(64))
+    assert measures.value("scrubber_tenant_quarantines_total", tenant="team-0") == 2
+    assert measures.value("scrubber_tenant_quarantines_total", tenant="team-63") == 2
+    assert measures.value("scrubber_tenant_quarantines_total", tenant="other") == 37
+    assert len(measures.labels("scrubber_tenant_quarantines_total")) == 65
 
 
-def test_tenant_with_a_grant_has_a_series_before_the_first_quarantine(told: Measures) -> None:
-    told(event("handover.granted", tenant="team-a"), event("handover.granted", tenant=None))
-    assert told.value("scrubber_tenant_quarantines_total", tenant="team-a") == 0
-    assert len(told.labels("scrubber_tenant_quarantines_total")) == 1
+def test_tenant_with_a_grant_has_a_series_before_the_first_quarantine(measures: Measures) -> None:
+    measures(event("handover.granted", tenant="team-a"), event("handover.granted", tenant=None))
+    assert measures.value("scrubber_tenant_quarantines_total", tenant="team-a") == 0
+    assert len(measures.labels("scrubber_tenant_quarantines_total")) == 1
 
 
-def test_tenants_without_quarantines_do_not_exhaust_the_tenant_limit(told: Measures) -> None:
-    told(*(event("handover.granted", tenant=f"good-{number}") for number in range(200)))
-    assert len(told.labels("scrubber_tenant_quarantines_total")) == 32
-    told(*(event("health.quarantined", cause="device-lost", tenant=f"bad-{number}") for number in range(32)))
-    assert told.value("scrubber_tenant_quarantines_total", tenant="bad-31") == 1
-    assert told.value("scrubber_tenant_quarantines_total", tenant="other") is None
+def test_tenants_without_quarantines_do_not_exhaust_the_tenant_limit(measures: Measures) -> None:
+    measures(*(event("handover.granted", tenant=f"good-{number}") for number in range(200)))
+    assert len(measures.labels("scrubber_tenant_quarantines_total")) == 32
+    measures(*(event("health.quarantined", cause="device-lost", tenant=f"bad-{number}") for number in range(32)))
+    assert measures.value("scrubber_tenant_quarantines_total", tenant="bad-31") == 1
+    assert measures.value("scrubber_tenant_quarantines_total", tenant="other") is None
 
 
 # -- XIDs --------------------------------------------------------------------------------------------------------------
@@ -266,13 +270,13 @@ def test_tenants_without_quarantines_do_not_exhaust_the_tenant_limit(told: Measu
         *((10**400, "other"), ("xid-" + "9" * 5000, "other")),
     ],
 )
-def test_new_xids_are_counted_by_device_and_code(told: Measures, code: str | int, counted: str) -> None:
-    told.show(shown("GPU-a"))
+def test_new_xids_are_counted_by_device_and_code(measures: Measures, code: str | int, counted: str) -> None:
+    measures.show(shown("GPU-a"))
     signal = event("health.errors-reported", code=code, new=3, total=40)
-    told(signal, signal)
-    assert told.value("scrubber_xids_total", device="GPU-a", code=counted) == 6
-    assert told.value("scrubber_xid_last_seen_timestamp_seconds", device="GPU-a", code=counted) == NOON
-    assert len(told.labels("scrubber_xids_total")) == 1
+    measures(signal, signal)
+    assert measures.value("scrubber_xids_total", device="GPU-a", code=counted) == 6
+    assert measures.value("scrubber_xid_last_seen_timestamp_seconds", device="GPU-a", code=counted) == NOON
+    assert len(measures.labels("scrubber_xids_total")) == 1
 
 
 @pytest.mark.parametrize(
@@ -287,19 +291,19 @@ def test_new_xids_are_counted_by_device_and_code(told: Measures, code: str | int
         {"code": "xid-95", "new": float("nan")},
     ],
 )
-def test_signal_without_new_xids_is_not_counted(told: Measures, fields: dict[str, Any]) -> None:
-    told.show(shown("GPU-a"))
-    told(event("health.errors-reported", **fields))
-    assert told.labels("scrubber_xids_total") == []
+def test_signal_without_new_xids_is_not_counted(measures: Measures, fields: dict[str, Any]) -> None:
+    measures.show(shown("GPU-a"))
+    measures(event("health.errors-reported", **fields))
+    assert measures.labels("scrubber_xids_total") == []
 
 
-def test_device_has_sixteen_xid_series_and_counts_the_rest_together(told: Measures) -> None:
-    told.show(shown("GPU-a"))
-    told(*(event("health.errors-reported", code=f"xid-{number}", new=1) for number in range(1, 41)))
-    told(event("health.errors-reported", code="xid-1", new=1))
-    assert len(told.labels("scrubber_xids_total")) == 17
-    assert told.value("scrubber_xids_total", device="GPU-a", code="1") == 2
-    assert told.value("scrubber_xids_total", device="GPU-a", code="other") == 24
+def test_device_has_sixteen_xid_series_and_counts_the_rest_together(measures: Measures) -> None:
+    measures.show(shown("GPU-a"))
+    measures(*(event("health.errors-reported", code=f"xid-{number}", new=1) for number in range(1, 41)))
+    measures(event("health.errors-reported", code="xid-1", new=1))
+    assert len(measures.labels("scrubber_xids_total")) == 17
+    assert measures.value("scrubber_xids_total", device="GPU-a", code="1") == 2
+    assert measures.value("scrubber_xids_total", device="GPU-a", code="other") == 24
 
 
 # -- from the start ----------------------------------------------------------------------------------------------------
@@ -319,5 +323,5 @@ def test_device_has_sixteen_xid_series_and_counts_the_rest_together(told: Measur
         ("scrubber_child_process_starts_total", {"child": "driver"}),
     ],
 )
-def test_counters_start_at_zero_before_the_first_event(told: Measures, name: str, labels: dict[str, str]) -> None:
-    assert told.value(name, **labels) == 0
+def test_counters_start_at_zero_before_the_first_event(measures: Measures, name: str, labels: dict[str, str]) -> None:
+    assert measures.value(name, **labels) == 0

@@ -29,7 +29,7 @@ HOSTILE = 'a"b\\c\nd{e="f"} 1\n# EOF\n\x1b[2J\x00ü…'
 
 def busy() -> Measures:
     """Return one of every metric, with hostile label values."""
-    told = Measures()
+    measures = Measures()
     record = DeviceRecord(
         HOSTILE,
         health=Health.QUARANTINED,
@@ -37,14 +37,14 @@ def busy() -> Measures:
         warnings=(ActiveWarning(HOSTILE, 1.0),),
         break_glass=BreakGlass(float("inf"), HOSTILE, HOSTILE),
     )
-    told.show(shown(HOSTILE, record), audit_head=AuditHead(1, "f" * 64), policy=(HOSTILE, HOSTILE))
-    told.metrics.record_scrub(scrub(memory(total_bytes=1, verified_bytes=1), device=HOSTILE))
-    told(
+    measures.show(shown(HOSTILE, record), audit_head=AuditHead(1, "f" * 64), policy=(HOSTILE, HOSTILE))
+    measures.metrics.record_scrub(scrub(memory(total_bytes=1, verified_bytes=1), device=HOSTILE))
+    measures(
         Event("health.errors-reported", NOON, HOSTILE, fields={"code": "xid-95", "new": 1}),
         event("health.quarantined", cause=HOSTILE, tenant=HOSTILE),
         event("scrub.finished", path=HOSTILE, seconds=1.0),
     )
-    return told
+    return measures
 
 
 def values(families: Iterable[Metric]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -53,20 +53,20 @@ def values(families: Iterable[Metric]) -> dict[tuple[str, frozenset[tuple[str, s
 
 
 def test_rendered_page_equals_the_client_library_output() -> None:
-    told = busy()
-    library = generate_latest(told.registry).decode()
-    assert values(parsed_text(told.page())) == values(parsed_text(library))
-    heads = [sorted(line for line in page.splitlines() if line.startswith("#")) for page in (told.page(), library)]
+    measures = busy()
+    library = generate_latest(measures.registry).decode()
+    assert values(parsed_text(measures.page())) == values(parsed_text(library))
+    heads = [sorted(line for line in page.splitlines() if line.startswith("#")) for page in (measures.page(), library)]
     assert heads[0] == heads[1]
 
 
 def test_openmetrics_page_has_the_same_values_and_its_own_end_marker() -> None:
-    told = busy()
-    page = told.page(OPENMETRICS)
+    measures = busy()
+    page = measures.page(OPENMETRICS)
     assert page.endswith("# EOF\n")
     assert page.count("\n# EOF\n") == 1
     read = parsed_openmetrics(page)  # type: ignore[no-untyped-call]
-    assert values(read) == values(parsed_text(told.page()))
+    assert values(read) == values(parsed_text(measures.page()))
 
 
 def test_label_value_cannot_create_a_new_line() -> None:
@@ -75,10 +75,10 @@ def test_label_value_cannot_create_a_new_line() -> None:
 
 
 def test_label_value_that_is_not_utf8_is_written_with_a_replacement() -> None:
-    told = Measures()
-    told.show(shown("GPU-\udc80"))
-    told(event("health.quarantined", cause="xid-95", tenant="team-\udc80"))
-    assert 'device="GPU-?"' in told.page()
+    measures = Measures()
+    measures.show(shown("GPU-\udc80"))
+    measures(event("health.quarantined", cause="xid-95", tenant="team-\udc80"))
+    assert 'device="GPU-?"' in measures.page()
 
 
 @pytest.mark.parametrize("name", ["created"])
@@ -93,11 +93,11 @@ def bound(devices: int) -> int:
     return int(found[1].replace(",", "")) + int(found[2]) * devices
 
 
-def flood(told: Measures, devices: int, tenants: int) -> None:
+def flood(measures: Measures, devices: int, tenants: int) -> None:
     """Use every label value in every place, and as many undefined ones."""
     words = ["odd-1", "odd-2", HOSTILE]
     ids = [f"GPU-{number}" for number in range(devices)]
-    told.show(
+    measures.show(
         *(
             shown(
                 each,
@@ -117,47 +117,47 @@ def flood(told: Measures, devices: int, tenants: int) -> None:
     )
     for path in (*PathKind, *words):
         for outcome in (*Outcome, *words):
-            for occasion in (*ScrubTrigger, *words):
-                fields = {"path": str(path), "outcome": str(outcome), "trigger": str(occasion)}
-                told(event("scrub.finished", seconds=1.0, **fields))
-            told(event("handover.granted", path=str(path), kind=str(outcome), seconds=1.0))
+            for trigger in (*ScrubTrigger, *words):
+                fields = {"path": str(path), "outcome": str(outcome), "trigger": str(trigger)}
+                measures(event("scrub.finished", seconds=1.0, **fields))
+            measures(event("handover.granted", path=str(path), kind=str(outcome), seconds=1.0))
     known = {code for _, _, code in KnownCodes(NVIDIA_SIGNALS).findings}
     for code in (*known, *REFUSAL_CODES, *NVIDIA_SIGNALS.classifications, *words):
-        told(event("handover.refused", code=code, seconds=1.0), event("health.quarantined", cause=code))
+        measures(event("handover.refused", code=code, seconds=1.0), event("health.quarantined", cause=code))
         for step in Step:
             for severity in Severity:
                 for verdict in Verdict:
                     result = StepResult(step, verdict, 1.0, (finding(step, code, severity),), {"method": code})
-                    told.metrics.record_scrub(scrub(result, path=PathKind.FAST))
+                    measures.metrics.record_scrub(scrub(result, path=PathKind.FAST))
     for number in range(2 * tenants):
-        told(event("health.quarantined", cause="xid-95", tenant=f"team-{number}"))
+        measures(event("health.quarantined", cause="xid-95", tenant=f"team-{number}"))
     for device in (*ids, *(f"gone-{number}" for number in range(2 * devices))):
         steps = tuple(StepResult(step, Verdict.PASSED, 1.0) for step in Step if step is not Step.MEMORY)
         whole = memory(total_bytes=1, verified_bytes=1, cleared_bytes=1, clear_seconds=1.0)
-        told.metrics.record_scrub(scrub(whole, *steps, device=device))
+        measures.metrics.record_scrub(scrub(whole, *steps, device=device))
         for xid in range(1, 40):
-            told(Event("health.errors-reported", NOON, device, fields={"code": xid, "new": 1}))
+            measures(Event("health.errors-reported", NOON, device, fields={"code": xid, "new": 1}))
     for number in range(200):
         for status in ("OK", "UNAVAILABLE", "odd"):
-            told.metrics.rpc.on_call_finished(f"/a.Service/Method{number}", status, 1.0)
-        told.metrics.rpc.on_open_streams_changed(f"/a.Service/Watch{number}", 1)
+            measures.metrics.rpc.on_call_finished(f"/a.Service/Method{number}", status, 1.0)
+        measures.metrics.rpc.on_open_streams_changed(f"/a.Service/Watch{number}", 1)
 
 
 def test_number_of_series_stays_within_the_documented_bound() -> None:
-    told = Measures()
-    flood(told, devices=256, tenants=64)
-    once = told.series()
+    measures = Measures()
+    flood(measures, devices=256, tenants=64)
+    once = measures.series()
     assert once <= bound(256)
-    flood(told, devices=256, tenants=64)
-    assert told.series() == once
+    flood(measures, devices=256, tenants=64)
+    assert measures.series() == once
 
 
 def test_series_of_removed_devices_are_bounded() -> None:
-    told = Measures()
+    measures = Measures()
     for number in range(3000):
-        told.metrics.record_scrub(scrub(memory(), device=f"GPU-{number}"))
-    told.show(*(shown(f"GPU-{number}") for number in range(3000)))
-    assert len(told.labels("scrubber_last_scrub_step_duration_seconds")) == 1024
+        measures.metrics.record_scrub(scrub(memory(), device=f"GPU-{number}"))
+    measures.show(*(shown(f"GPU-{number}") for number in range(3000)))
+    assert len(measures.labels("scrubber_last_scrub_step_duration_seconds")) == 1024
 
 
 ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(10**400)
@@ -192,14 +192,14 @@ def test_arbitrary_scrub_record_is_counted_and_rendered(
 
 
 def test_metrics_page_is_a_wsgi_application() -> None:
-    said: list[str] = []
-    told = Measures()
+    responses: list[str] = []
+    measures = Measures()
 
     def start(status: str, headers: object) -> None:
-        said.append(status)
+        responses.append(status)
 
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics", "HTTP_ACCEPT": OPENMETRICS}
-    assert b"".join(told.metrics.page(environ, start)).endswith(b"# EOF\n")
-    assert b"".join(told.metrics.page({**environ, "REQUEST_METHOD": "HEAD"}, start)) == b""
-    assert b"".join(told.metrics.page({**environ, "REQUEST_METHOD": "POST"}, start)) == b""
-    assert said == ["200 OK", "200 OK", "405 Method Not Allowed"]
+    assert b"".join(measures.metrics.page(environ, start)).endswith(b"# EOF\n")
+    assert b"".join(measures.metrics.page({**environ, "REQUEST_METHOD": "HEAD"}, start)) == b""
+    assert b"".join(measures.metrics.page({**environ, "REQUEST_METHOD": "POST"}, start)) == b""
+    assert responses == ["200 OK", "200 OK", "405 Method Not Allowed"]

@@ -48,7 +48,7 @@ from scrubber.observability.metrics_server import (
 from tests.ports import free_port
 
 HOST = str(ipaddress.IPv4Address("127.64.0.0") + os.getpid() % (1 << 22))
-"""An address used only by this process: a free port of it stays free, whatever else is running."""
+"""An address used only by this process: a free port of it stays free, independent of other programs."""
 SCRAPER = "127.0.0.1"
 """The source address of connections to any loopback address."""
 SOON = 20.0
@@ -117,15 +117,15 @@ def registry() -> CollectorRegistry:
 def served(
     tls: MetricsTls | None = None,
     *,
-    said: list[str] | None = None,
+    messages: list[str] | None = None,
     of: CollectorRegistry | None = None,
     deadline: float = SOON,
     fresh: float = 0.0,
 ) -> Iterator[MetricsServer]:
-    heard: list[str] = [] if said is None else said
+    reasons: list[str] = [] if messages is None else messages
     times = MetricsServerTimes(connection_timeout=deadline, report_interval=0.0, cache_seconds=fresh)
     with closing(
-        serve_metrics(registry_app(of or registry()), HOST, 0, tls=tls, report=heard.append, timings=times)
+        serve_metrics(registry_app(of or registry()), HOST, 0, tls=tls, report=reasons.append, timings=times)
     ) as scraping:
         yield scraping
 
@@ -249,11 +249,11 @@ class TestPlainHttp:
             with closing(serve_metrics_on(listener, registry_app(registry()), report=print)):
                 assert client.recv(64).startswith(b"HTTP/1.0 200")
 
-    @pytest.mark.parametrize(("host", "told"), [("203.0.113.7", "203.0.113.7:0"), ("::bad::", "[::bad::]:0")])
-    def test_host_of_another_machine_is_reported_as_an_error(self, host: str, told: str) -> None:
+    @pytest.mark.parametrize(("host", "message"), [("203.0.113.7", "203.0.113.7:0"), ("::bad::", "[::bad::]:0")])
+    def test_host_of_another_machine_is_reported_as_an_error(self, host: str, message: str) -> None:
         with pytest.raises(InvalidConfiguration, match="Choose another --metrics-address, or off") as refused:
             serve_metrics(registry_app(registry()), host, 0, report=print)
-        assert told in str(refused.value)
+        assert message in str(refused.value)
 
     def test_failing_collector_fails_the_scrape_and_is_reported_once(self) -> None:
         class Broken(Collector):
@@ -263,13 +263,13 @@ class TestPlainHttp:
             def describe(self) -> Iterator[Metric]:
                 return iter(())
 
-        said: list[str] = []
+        messages: list[str] = []
         broken = registry()
         broken.register(Broken())
-        with served(said=said, of=broken) as scraping:
+        with served(messages=messages, of=broken) as scraping:
             status, text = scrape(scraping)
         assert (status, text) == (500, "The metrics could not be collected; the log says why.\n")
-        assert said == ["A scrape failed: RuntimeError('no such thing')"]
+        assert messages == ["A scrape failed: RuntimeError('no such thing')"]
 
 
 class TestTls:
@@ -279,11 +279,11 @@ class TestTls:
             assert "things_total 7.0" in scrape(scraping, trusting(authority))[1]
 
     def test_plain_http_client_is_refused_and_the_reason_logged(self, authority: Authority) -> None:
-        pair, said = authority.issue("node"), list[str]()
-        with served(MetricsTls(pair.certificate, pair.key), said=said) as scraping:
+        pair, messages = authority.issue("node"), list[str]()
+        with served(MetricsTls(pair.certificate, pair.key), messages=messages) as scraping:
             with pytest.raises((OSError, http.client.HTTPException)):
                 scrape(scraping)
-            until(lambda: said == [f"A scrape from {SCRAPER} was refused: HTTP_REQUEST."])
+            until(lambda: messages == [f"A scrape from {SCRAPER} was refused: HTTP_REQUEST."])
 
     def test_tls_versions_before_1_2_are_refused(self, authority: Authority) -> None:
         pair = authority.issue("node")
@@ -302,15 +302,15 @@ class TestTls:
     def test_only_clients_with_a_certificate_of_the_client_authority_are_answered(
         self, authority: Authority, tmp_path: Path
     ) -> None:
-        pair, stranger = authority.issue("node"), Authority(tmp_path, "elsewhere")
-        said: list[str] = []
-        with served(MetricsTls(pair.certificate, pair.key, authority.file), said=said) as scraping:
+        pair, other_authority = authority.issue("node"), Authority(tmp_path, "elsewhere")
+        messages: list[str] = []
+        with served(MetricsTls(pair.certificate, pair.key, authority.file), messages=messages) as scraping:
             assert "things_total 7.0" in scrape(scraping, trusting(authority, authority.issue("prometheus")))[1]
-            assert said == []
+            assert messages == []
             assert refuses(scraping, trusting(authority))
-            until(lambda: said == [f"A scrape from {SCRAPER} was refused: PEER_DID_NOT_RETURN_A_CERTIFICATE."])
-            assert refuses(scraping, trusting(authority, stranger.issue("impostor")))
-            until(lambda: said[-1] == f"A scrape from {SCRAPER} was refused: CERTIFICATE_VERIFY_FAILED.")
+            until(lambda: messages == [f"A scrape from {SCRAPER} was refused: PEER_DID_NOT_RETURN_A_CERTIFICATE."])
+            assert refuses(scraping, trusting(authority, other_authority.issue("impostor")))
+            until(lambda: messages[-1] == f"A scrape from {SCRAPER} was refused: CERTIFICATE_VERIFY_FAILED.")
 
     def test_replaced_certificates_are_loaded_without_a_restart(self, authority: Authority, tmp_path: Path) -> None:
         pair, next_one = authority.issue("node"), Authority(tmp_path, "next")
@@ -323,17 +323,17 @@ class TestTls:
             assert refuses(scraping, trusting(authority))
 
     def test_mismatched_replacement_keeps_the_earlier_certificates(self, authority: Authority, tmp_path: Path) -> None:
-        pair, next_one, said = authority.issue("node"), Authority(tmp_path, "next"), list[str]()
-        with served(MetricsTls(pair.certificate, pair.key), said=said) as scraping:
+        pair, next_one, messages = authority.issue("node"), Authority(tmp_path, "next"), list[str]()
+        with served(MetricsTls(pair.certificate, pair.key), messages=messages) as scraping:
             renewed = next_one.issue("renewed")
             os.replace(renewed.certificate, pair.certificate)
             assert not refuses(scraping, trusting(authority))
-            assert said[0].startswith(
+            assert messages[0].startswith(
                 "The certificates for metrics are not taken up, and the earlier ones stay: "
                 f"--metrics-key {pair.key} is not the key of --metrics-cert {pair.certificate}"
             )
             assert not refuses(scraping, trusting(authority))
-            assert said[1] == said[0]  # retried, and not given up
+            assert messages[1] == messages[0]  # retried, and not given up
             pair.key.unlink()
             assert not refuses(scraping, trusting(authority))
             os.replace(renewed.key, pair.key)
@@ -413,34 +413,34 @@ class TestSlowAndExcessClients:
             until(is_cut_off)
 
     def test_excess_connections_are_closed_and_the_next_scrape_is_answered(self) -> None:
-        said: list[str] = []
-        with served(said=said) as scraping:
+        messages: list[str] = []
+        with served(messages=messages) as scraping:
             crowd: list[Any] = [socket.create_connection((HOST, scraping.port), SOON) for _ in range(40)]
-            until(lambda: any("32 are open already" in each for each in said))
+            until(lambda: any("32 are open already" in each for each in messages))
             for each in crowd:
                 each.close()
 
-            def answered() -> bool:
+            def is_answered() -> bool:
                 try:
                     return scrape(scraping)[0] == 200
                 except (OSError, http.client.HTTPException):
                     return False
 
-            until(answered)
+            until(is_answered)
 
     def test_port_scanner_does_not_fill_the_log(self, authority: Authority) -> None:
-        pair, said = authority.issue("node"), list[str]()
+        pair, messages = authority.issue("node"), list[str]()
         times = MetricsServerTimes(report_interval=3600.0)
         tls = MetricsTls(pair.certificate, pair.key)
         with closing(
-            serve_metrics(registry_app(registry()), HOST, 0, tls=tls, report=said.append, timings=times)
+            serve_metrics(registry_app(registry()), HOST, 0, tls=tls, report=messages.append, timings=times)
         ) as scraping:
             for _ in range(20):
                 with pytest.raises((OSError, http.client.HTTPException)):
                     scrape(scraping)
-            until(lambda: len(said) == 1)
+            until(lambda: len(messages) == 1)
             assert not refuses(scraping, trusting(authority))
-        assert len(said) == 1
+        assert len(messages) == 1
 
 
 class Counting(Collector):
@@ -450,11 +450,11 @@ class Counting(Collector):
         companions: threads that each collection waits for, at most ``patience`` seconds, before it continues.
     """
 
-    def __init__(self, companions: int = 0, patience: float = 0.0) -> None:
+    def __init__(self, companions: int = 0, timeout: float = 0.0) -> None:
         self.times = self.most_at_once = 0
         self._inside = 0
         self._companions = companions
-        self._patience = patience
+        self._timeout = timeout
         self._changed = threading.Condition()
 
     def collect(self) -> Iterator[Metric]:
@@ -463,7 +463,7 @@ class Counting(Collector):
             self._inside += 1
             self.most_at_once = max(self.most_at_once, self._inside)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._inside > self._companions, self._patience)
+            self._changed.wait_for(lambda: self._inside > self._companions, self._timeout)
             self._inside -= 1
         yield GaugeMetricFamily("collections", "So far.", value=self.times)
 
@@ -491,7 +491,7 @@ class TestScrapeCost:
             assert "collections 2.0" in scrape(scraping)[1]
 
     def test_no_two_threads_collect_at_once(self) -> None:
-        counting = Counting(companions=1, patience=0.1)
+        counting = Counting(companions=1, timeout=0.1)
         with served(of=counting.registry(), fresh=0.0) as scraping, ThreadPoolExecutor(8) as crowd:
             assert {status for status, _ in crowd.map(lambda _: scrape(scraping), range(8))} == {200}
         assert (counting.times, counting.most_at_once) == (8, 1)
@@ -581,8 +581,8 @@ class TestBothDaemons:
         if command == "serve":
             await started("sim", "create", "--dir", str(short_tmp / "sim"), "--devices", "1", "--memory", "1MiB")
             words += ["--sim-dir", str(short_tmp / "sim"), "--state-dir", str(short_tmp / "state")]
-        code, said = await started(*words, "--log-level", "error")
-        assert (code, said) == (2, f"Error: --metrics-key {away} cannot be read: No such file or directory.\n")
+        code, messages = await started(*words, "--log-level", "error")
+        assert (code, messages) == (2, f"Error: --metrics-key {away} cannot be read: No such file or directory.\n")
 
 
 def is_in(word: str, log: Path) -> bool:
@@ -597,5 +597,5 @@ async def started(*words: str) -> tuple[int | None, str]:
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
-    _, told = await asyncio.wait_for(process.communicate(), 3 * SOON)
-    return process.returncode, told.decode()
+    _, stderr = await asyncio.wait_for(process.communicate(), 3 * SOON)
+    return process.returncode, stderr.decode()

@@ -114,13 +114,13 @@ def test_refusal_names_the_variable_and_hides_its_secret(
 
 def test_variable_that_fails_the_library_import_is_refused_at_start() -> None:
     """The library reads some variables once, at its import."""
-    asked = "import logging, sys\nfrom scrubber.observability.tracing import open_otlp_tracer\nfrom scrubber.domain.errors import InvalidConfiguration\n"
-    asked += "try: open_otlp_tracer('x', '0', '', logging.getLogger())\nexcept InvalidConfiguration as refusal: print(refusal)"
+    program = "import logging, sys\nfrom scrubber.observability.tracing import open_otlp_tracer\nfrom scrubber.domain.errors import InvalidConfiguration\n"
+    program += "try: open_otlp_tracer('x', '0', '', logging.getLogger())\nexcept InvalidConfiguration as refusal: print(refusal)"
     variables = {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "-1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
-    told = subprocess.run(
-        [sys.executable, "-c", asked], env={**os.environ, **variables}, capture_output=True, text=True, check=True
+    result = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **variables}, capture_output=True, text=True, check=True
     )
-    assert "Correct the OTEL_ variables" in told.stdout
+    assert "Correct the OTEL_ variables" in result.stdout
 
 
 def test_missing_library_refusal_names_the_package_to_install(environment: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_sampler_that_drops_everything_sends_nothing(environment: pytest.MonkeyP
     sent = Sent()
     with sent.traces.span("hand-over"):
         assert sent.traces.outgoing_metadata() == (("traceparent", sent.traces.traceparent()),)
-        assert int(sent.traces.traceparent()[-2:], 16) & 1 == 0, "the service is told not to keep its part either"
+        assert int(sent.traces.traceparent()[-2:], 16) & 1 == 0, "the service receives the decision not to sample"
     assert sent.spans == ()
 
 
@@ -232,7 +232,7 @@ def test_shutdown_without_lost_spans_logs_nothing(environment: pytest.MonkeyPatc
 
 def test_spans_unsent_at_shutdown_are_logged_with_their_number(environment: pytest.MonkeyPatch) -> None:
     log = Lines()
-    with who_never_answers() as endpoint:
+    with unresponsive_server() as endpoint:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         traces = opened(log)
         for _ in range(3):
@@ -244,7 +244,7 @@ def test_spans_unsent_at_shutdown_are_logged_with_their_number(environment: pyte
 
 
 @contextmanager
-def who_never_answers() -> Iterator[str]:
+def unresponsive_server() -> Iterator[str]:
     """Provide the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -281,10 +281,10 @@ def test_stuck_exporter_blocks_no_caller_and_keeps_a_bounded_queue() -> None:
 
 
 def test_spans_are_sent_by_a_separate_thread(environment: pytest.MonkeyPatch) -> None:
-    told: list[tuple[list[str], Thread]] = []
+    exported: list[tuple[list[str], Thread]] = []
 
     def export(_: OTLPSpanExporter, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        told.append(([each.name for each in spans], current_thread()))
+        exported.append(([each.name for each in spans], current_thread()))
         return SpanExportResult.SUCCESS
 
     environment.setattr(OTLPSpanExporter, "export", export)
@@ -293,8 +293,10 @@ def test_spans_are_sent_by_a_separate_thread(environment: pytest.MonkeyPatch) ->
         with traces.span(name):
             pass
     traces.close()
-    assert [name for names, _ in told for name in names] == ["reserve", "hand-over"], "what is left is sent at the end"
-    assert all(thread is not current_thread() for _, thread in told)
+    assert [name for names, _ in exported for name in names] == ["reserve", "hand-over"], (
+        "what is left is sent at the end"
+    )
+    assert all(thread is not current_thread() for _, thread in exported)
 
 
 def test_unresponsive_collector_does_not_delay_process_exit(environment: pytest.MonkeyPatch) -> None:
@@ -304,7 +306,7 @@ def test_unresponsive_collector_does_not_delay_process_exit(environment: pytest.
         "with traces.span('hand-over'): pass\n"
         "traces.close(); print('over')"
     )
-    with who_never_answers() as endpoint:
+    with unresponsive_server() as endpoint:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert child.returncode == 0, child.stderr

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from plugin.kubelet.server import TRACED_CALLS
 from scrubber.cli.main import app
 from scrubber.config.settings import TraceExport
-from tests.deployed import BASE, DEPLOY, ROOT, apply, documents, said_of, unit
+from tests.deployed import BASE, DEPLOY, ROOT, apply, documents, unit, value_of
 
 PAGE = (ROOT / "docs" / "tracing.md").read_text()
 EXAMPLES = [yaml.safe_load(each) for each in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
@@ -66,15 +66,15 @@ def test_traces_page_lists_exactly_the_spans() -> None:
 
 
 def test_traces_page_lists_exactly_the_attributes() -> None:
-    told = {
+    attributes = {
         keyword.arg
         for call in calls("span", "_span", "set_attributes")
         for keyword in call.keywords
         if keyword.arg is not None
     }
     on_the_page = {word for row in rows("span") for word in code(row[2])}
-    assert told - {"follows"} <= on_the_page, "what leaves the node is said"
-    assert on_the_page <= told | {"kind", "path"}
+    assert attributes - {"follows"} <= on_the_page, "every exported attribute is documented"
+    assert on_the_page <= attributes | {"kind", "path"}
 
 
 def test_every_variable_on_the_traces_page_exists_in_opentelemetry() -> None:
@@ -98,10 +98,12 @@ def patched() -> dict[str, dict[str, Any]]:
     """Return both workloads with the page's patches applied."""
     found = copy.deepcopy(documents(BASE))
     for patch in EXAMPLES[0]["patches"]:
-        (target,) = [each for each in found if all(said_of(each, key) == wish for key, wish in patch["target"].items())]
+        (target,) = [
+            each for each in found if all(value_of(each, key) == wish for key, wish in patch["target"].items())
+        ]
         for step in yaml.safe_load(patch["patch"]):
             apply(target, **step)
-    return {said_of(each, "name"): each for each in found if each["kind"] == "DaemonSet"}
+    return {value_of(each, "name"): each for each in found if each["kind"] == "DaemonSet"}
 
 
 @pytest.mark.parametrize("name", ["scrubber", "scrubber-plugin"])

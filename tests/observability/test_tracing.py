@@ -29,10 +29,10 @@ from scrubber.engine.views import NodeView, ScrubUpdate
 from scrubber.observability.log_context import LogContextTracer
 from scrubber.observability.tracing import OpenTelemetryTracer
 from tests.api.service import FakeNode
-from tests.observability.traces_stage import RESOURCE, Sent, id_of, said_of, trace_of
-from tests.world.asking import admitted, answered, ask, started
-from tests.world.timeline import in_virtual_time
-from tests.world.world import World, a_world
+from tests.observability.traces_stage import RESOURCE, Sent, attributes_of, id_of, trace_of
+from tests.simulation.cluster import SimulatedCluster, simulated_cluster
+from tests.simulation.start_requests import admitted, refusal_of, request_start, started
+from tests.simulation.timeline import in_virtual_time
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CALLER = f"00-{TRACE}-{SPAN}-01"
@@ -47,41 +47,41 @@ def sent() -> Sent:
 
 
 @asynccontextmanager
-async def traced(sent: Sent, devices: int = 1) -> AsyncIterator[World]:
-    """Provide a world whose service is traced as in the daemon, through the tracer that binds log lines."""
-    async with a_world(devices=devices, settled=False) as world:
-        world.tracer = LogContextTracer(sent.traces)
-        await world.start_service()
-        await world.until(world.settled)
-        yield world
+async def traced(sent: Sent, devices: int = 1) -> AsyncIterator[SimulatedCluster]:
+    """Provide a simulated cluster whose service is traced as in the daemon, through the tracer that binds log lines."""
+    async with simulated_cluster(devices=devices, settled=False) as cluster:
+        cluster.tracer = LogContextTracer(sent.traces)
+        await cluster.start_service()
+        await cluster.until(cluster.settled)
+        yield cluster
 
 
 @in_virtual_time
 async def test_hand_over_with_a_scrub_is_one_trace() -> None:
     sent = Sent()
-    async with traced(sent) as world:
-        world.kubelet.delete(await started(world))
+    async with traced(sent) as cluster:
+        cluster.kubelet.delete(await started(cluster))
         sent.memory.clear()
-        await ask(world, await admitted(world))
+        await request_start(cluster, await admitted(cluster))
         over = sent.named("hand-over")
         assert over.parent is None
         assert {trace_of(each) for each in sent.spans if each.name in ("device", "wait", "grant")} == {trace_of(over)}
         assert sent.outline(over).startswith("hand-over(device(")
-        wait, scrub = said_of(sent.named("wait")), sent.named("scrub")
-        assert wait["scrubber.scrub_id"] == said_of(scrub)["scrubber.scrub_id"]
-        assert said_of(scrub)["scrubber.outcome"] == "passed"
-        assert said_of(sent.named("device"))["scrubber.tenant"] == "umbrella"
+        wait, scrub = attributes_of(sent.named("wait")), sent.named("scrub")
+        assert wait["scrubber.scrub_id"] == attributes_of(scrub)["scrubber.scrub_id"]
+        assert attributes_of(scrub)["scrubber.outcome"] == "passed"
+        assert attributes_of(sent.named("device"))["scrubber.tenant"] == "umbrella"
         assert {each.status.status_code for each in sent.spans} == {StatusCode.UNSET}
 
 
 @in_virtual_time
 async def test_fast_path_hand_over_has_its_checks_and_one_grant() -> None:
     sent = Sent()
-    async with traced(sent, devices=2) as world:
-        await ask(world, await admitted(world, "umbrella", "serve-0", 0, 1))
+    async with traced(sent, devices=2) as cluster:
+        await request_start(cluster, await admitted(cluster, "umbrella", "serve-0", 0, 1))
         checks = "device(check(step holders, step settings, step health))"
         assert sent.outline(sent.named("hand-over")) == f"hand-over({checks}, {checks}, grant)"
-        assert said_of(sent.named("hand-over")) == {
+        assert attributes_of(sent.named("hand-over")) == {
             "scrubber.resource": "",
             "scrubber.devices": 2,
             "scrubber.kind": "unknown",
@@ -92,50 +92,52 @@ async def test_fast_path_hand_over_has_its_checks_and_one_grant() -> None:
 @in_virtual_time
 async def test_background_scrub_is_a_separate_trace() -> None:
     sent = Sent()
-    async with traced(sent) as world:
+    async with traced(sent) as cluster:
         scrub = sent.named("scrub")
         assert scrub.parent is None
         assert sent.outline(scrub) == "scrub(step holders, step memory, step on-chip, step settings, step health)"
-        assert said_of(scrub)["scrubber.device"] == world.gpu().id
-        assert "scrubber.tenant" not in said_of(scrub)
+        assert attributes_of(scrub)["scrubber.device"] == cluster.gpu().id
+        assert "scrubber.tenant" not in attributes_of(scrub)
 
 
 @in_virtual_time
 async def test_refusal_is_an_error_span_with_its_code() -> None:
     sent = Sent()
-    async with traced(sent) as world:
-        await world.node.actions.quarantine("0", "spare", "uid:0")
-        await answered(ask(world, world.kubelet.admit("umbrella", "serve-0", [world.gpu().id], starts=False)))
+    async with traced(sent) as cluster:
+        await cluster.node.actions.quarantine("0", "spare", "uid:0")
+        await refusal_of(
+            request_start(cluster, cluster.kubelet.admit("umbrella", "serve-0", [cluster.gpu().id], starts=False))
+        )
         over = sent.named("hand-over")
         assert (over.status.status_code, over.status.description) == (StatusCode.ERROR, "quarantined")
-        assert said_of(over)["scrubber.refused"] == said_of(over)["error.type"] == "quarantined"
+        assert attributes_of(over)["scrubber.refused"] == attributes_of(over)["error.type"] == "quarantined"
 
 
 @in_virtual_time
 async def test_failed_step_marks_its_scrub_span_as_failed() -> None:
     sent = Sent()
-    async with traced(sent) as world:
-        world.gpu().flaws.add("on-chip")
-        world.kubelet.delete(await started(world))
-        await world.until(lambda: world.record().hygiene is not Hygiene.IN_USE)
-        await world.until(lambda: said_of(sent.named("scrub")).get("scrubber.outcome") == "failed")
+    async with traced(sent) as cluster:
+        cluster.gpu().flaws.add("on-chip")
+        cluster.kubelet.delete(await started(cluster))
+        await cluster.until(lambda: cluster.record().hygiene is not Hygiene.IN_USE)
+        await cluster.until(lambda: attributes_of(sent.named("scrub")).get("scrubber.outcome") == "failed")
         for name in ("step on-chip", "scrub"):
             assert sent.named(name).status.status_code is StatusCode.ERROR
-        assert said_of(sent.named("step on-chip"))["scrubber.findings"]
+        assert attributes_of(sent.named("step on-chip"))["scrubber.findings"]
         assert sent.named("step memory").status.status_code is StatusCode.UNSET
 
 
 @in_virtual_time
 async def test_hand_over_cancelled_by_its_caller_is_no_error() -> None:
     sent = Sent()
-    async with traced(sent) as world:
-        world.kubelet.delete(await started(world))
-        call = ask(world, await admitted(world))
-        await world.until(lambda: world.record().hygiene is Hygiene.SCRUBBING)
+    async with traced(sent) as cluster:
+        cluster.kubelet.delete(await started(cluster))
+        call = request_start(cluster, await admitted(cluster))
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.SCRUBBING)
         call.cancel()
         await asyncio.wait({call})
-        await world.until(lambda: any(each.name == "hand-over" for each in sent.spans[-20:]) and world.settled())
-        given_up = [each for each in sent.spans if said_of(each).get("scrubber.cancelled")]
+        await cluster.until(lambda: any(each.name == "hand-over" for each in sent.spans[-20:]) and cluster.settled())
+        given_up = [each for each in sent.spans if attributes_of(each).get("scrubber.cancelled")]
         assert {"hand-over", "device"} <= {each.name for each in given_up}
         assert {each.status.status_code for each in given_up} == {StatusCode.UNSET}
 
@@ -156,7 +158,7 @@ def test_last_value_of_a_span_attribute_is_kept_and_none_is_ignored(sent: Sent) 
     with sent.traces.span("device", device="GPU-1", tenant="acme") as span:
         span.set_attributes(tenant=None, path="fast")
         span.set_attributes(path="slow")
-    assert said_of(sent.spans[0]) == {"scrubber.device": "GPU-1", "scrubber.path": "slow"}
+    assert attributes_of(sent.spans[0]) == {"scrubber.device": "GPU-1", "scrubber.path": "slow"}
 
 
 async def test_spans_started_within_a_span_are_its_children_across_tasks(sent: Sent) -> None:
@@ -181,7 +183,7 @@ def test_following_span_is_linked_to_its_predecessor(sent: Sent) -> None:
     (link,) = sent.named("PreStartContainer").links
     assert link.context.span_id == id_of(sent.named("Allocate"))
     assert sent.named("PreStartContainer").parent is None
-    assert "scrubber.follows" not in said_of(sent.named("PreStartContainer"))
+    assert "scrubber.follows" not in attributes_of(sent.named("PreStartContainer"))
 
 
 @given(
@@ -195,10 +197,10 @@ def test_arbitrary_attribute_value_does_not_prevent_span_encoding(text: str, num
     with sent.traces.span("grant"):
         pass
     (resource,) = encode_spans(sent.spans).resource_spans
-    told = {each.name: each for scope in resource.scope_spans for each in scope.spans}
-    assert told.keys() == {"device", "grant"}
-    assert {"scrubber.device", "scrubber.tenant"} <= {each.key for each in told["device"].attributes}
-    assert all(len(each.value.string_value) <= 256 for each in told["device"].attributes)
+    spans = {each.name: each for scope in resource.scope_spans for each in scope.spans}
+    assert spans.keys() == {"device", "grant"}
+    assert {"scrubber.device", "scrubber.tenant"} <= {each.key for each in spans["device"].attributes}
+    assert all(len(each.value.string_value) <= 256 for each in spans["device"].attributes)
 
 
 def test_log_lines_carry_the_trace_id_only_within_a_span(sent: Sent) -> None:
@@ -262,22 +264,22 @@ def joined(traces: OpenTelemetryTracer, *metadata: tuple[str, str | bytes]) -> s
 
 
 @pytest.mark.parametrize(
-    "said", [CALLER, f"00-{TRACE}-{SPAN}-00", f"cc-{TRACE}-{SPAN}-01", f"cc-{TRACE}-{SPAN}-01-more"]
+    "traceparent", [CALLER, f"00-{TRACE}-{SPAN}-00", f"cc-{TRACE}-{SPAN}-01", f"cc-{TRACE}-{SPAN}-01-more"]
 )
-def test_callers_traceparent_is_joined(sent: Sent, said: str) -> None:
-    assert joined(sent.traces, ("user-agent", "x"), ("traceparent", said)) == f"00-{said[3:55]}"
+def test_callers_traceparent_is_joined(sent: Sent, traceparent: str) -> None:
+    assert joined(sent.traces, ("user-agent", "x"), ("traceparent", traceparent)) == f"00-{traceparent[3:55]}"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "traceparent",
     [
         *("", "00", CALLER[:-1], CALLER + "-", CALLER + "-more", CALLER + "\n", " " + CALLER, CALLER.upper()),
         *(CALLER.replace("-", "_"), f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01"),
         *(f"cc-{TRACE}-{SPAN}-01-{'x' * 100_000}", CALLER.replace("0af", "\u0660af"), CALLER.encode(), "\ud800"),
     ],
 )
-def test_malformed_traceparent_is_ignored(sent: Sent, said: str | bytes) -> None:
-    assert joined(sent.traces, ("traceparent", said)) == ""
+def test_malformed_traceparent_is_ignored(sent: Sent, traceparent: str | bytes) -> None:
+    assert joined(sent.traces, ("traceparent", traceparent)) == ""
 
 
 @given(st.lists(st.tuples(st.text() | st.just("traceparent"), st.text() | st.binary())))
@@ -291,12 +293,12 @@ def test_duplicate_traceparent_is_ignored(sent: Sent) -> None:
 
 
 def test_trace_not_sampled_by_the_caller_is_not_sampled(sent: Sent) -> None:
-    async def asked() -> None:
+    async def call() -> None:
         sent.traces.join_trace([("traceparent", CALLER[:-1] + "0")])
         with sent.traces.span("hand-over"):
             pass
 
-    asyncio.run(asked())
+    asyncio.run(call())
     assert sent.spans == ()
 
 
@@ -314,8 +316,8 @@ class Listening(FakeNode):
 
     async def scrub(self, device: str, path: ScrubPath, actor: str) -> AsyncIterator[ScrubUpdate]:
         with self.traces.span("scrub"):
-            async for news in super().scrub(device, path, actor):
-                yield news
+            async for update in super().scrub(device, path, actor):
+                yield update
 
     def view(self) -> NodeView:
         self.at.append(self.traces.traceparent())
@@ -369,13 +371,13 @@ async def test_scrub_on_the_admin_socket_joins_the_operators_trace(
     assert second is None
 
 
-@pytest.mark.parametrize("said", ["", "00-" + "0" * 52, "x" * 4000, CALLER + ",", "%00%ff"])
-async def test_caller_with_a_malformed_trace_is_answered(node: Listening, short_tmp: Path, said: str) -> None:
+@pytest.mark.parametrize("traceparent", ["", "00-" + "0" * 52, "x" * 4000, CALLER + ",", "%00%ff"])
+async def test_caller_with_a_malformed_trace_is_answered(node: Listening, short_tmp: Path, traceparent: str) -> None:
     async with PluginClient(
-        short_tmp / "s", trace_metadata=lambda: (("traceparent", said), ("tracestate", "=,=" * 99))
+        short_tmp / "s", trace_metadata=lambda: (("traceparent", traceparent), ("tracestate", "=,=" * 99))
     ) as plugin:
         await plugin.reserve(["GPU-a0"], timeout=30)
-    assert len(node.asked) == 1
+    assert len(node.requests) == 1
 
 
 async def test_service_without_tracing_answers_a_caller_with_a_trace(short_tmp: Path) -> None:

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from scrubber.observability.tracing import OpenTelemetryTracer
 
-__all__ = ["RESOURCE", "Sent", "id_of", "said_of", "trace_of"]
+__all__ = ["RESOURCE", "Sent", "attributes_of", "id_of", "trace_of"]
 
 RESOURCE = {"service.name": "gpu-scrubber"}
 
@@ -36,8 +36,8 @@ class Sent:
     def outline(self, span: ReadableSpan) -> str:
         """Return a span and its children, in the order of their start: ``device(check(step holders))``."""
         inside = [each for each in self.spans if each.parent is not None and each.parent.span_id == id_of(span)]
-        told = ", ".join(self.outline(each) for each in sorted(inside, key=lambda each: each.start_time or 0))
-        return f"{span.name}({told})" if told else span.name
+        children = ", ".join(self.outline(each) for each in sorted(inside, key=lambda each: each.start_time or 0))
+        return f"{span.name}({children})" if children else span.name
 
 
 def id_of(span: ReadableSpan) -> int:
@@ -50,5 +50,5 @@ def trace_of(span: ReadableSpan) -> int:
     return int(span.context.trace_id)
 
 
-def said_of(span: ReadableSpan) -> dict[str, Any]:
+def attributes_of(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})

@@ -15,11 +15,11 @@ GRACE = 10.0
 
 
 def seen(id_: str, advertised: bool = True, **facts: object) -> AdvertisedDevice:
-    verdict = ServiceVerdict.OFFERED if advertised else ServiceVerdict.WITHHELD
+    verdict = ServiceVerdict.ADVERTISED if advertised else ServiceVerdict.WITHHELD
     return AdvertisedDevice(id=id_, index=id_.removeprefix("gpu-"), verdict=verdict, **facts)  # type: ignore[arg-type]
 
 
-def heard(
+def receive(
     availability: Availability,
     *devices: AdvertisedDevice,
     now: float,
@@ -39,34 +39,34 @@ def device_of(availability: Availability, id_: str) -> AdvertisedDevice:
 
 
 def test_device_is_healthy_if_and_only_if_the_service_advertises_it() -> None:
-    availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1", advertised=False), now=5.0)
+    availability = receive(Availability(GRACE), seen("gpu-0"), seen("gpu-1", advertised=False), now=5.0)
     assert health(availability, 5.0) == {"gpu-0": True, "gpu-1": False}
     assert health(availability, 5_000.0) == {"gpu-0": True, "gpu-1": False}
 
 
 def test_service_restart_changes_no_health_within_the_grace_period() -> None:
-    availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1", advertised=False), now=0.0)
+    availability = receive(Availability(GRACE), seen("gpu-0"), seen("gpu-1", advertised=False), now=0.0)
     availability = availability.on_disconnect(now=1.0)
     assert health(availability, 10.9) == {"gpu-0": True, "gpu-1": False}
-    availability = heard(availability, seen("gpu-0", False), seen("gpu-1", False), ready=False, epoch="two", now=4.0)
+    availability = receive(availability, seen("gpu-0", False), seen("gpu-1", False), ready=False, epoch="two", now=4.0)
     assert health(availability, 10.9) == {"gpu-0": True, "gpu-1": False}
-    availability = heard(availability, seen("gpu-0"), seen("gpu-1"), epoch="two", now=9.0)
+    availability = receive(availability, seen("gpu-0"), seen("gpu-1"), epoch="two", now=9.0)
     assert health(availability, 100.0) == {"gpu-0": True, "gpu-1": True}
 
 
 def test_no_device_is_healthy_after_the_grace_period_until_a_service_is_ready() -> None:
-    availability = heard(Availability(GRACE), seen("gpu-0"), now=0.0).on_disconnect(now=1.0)
+    availability = receive(Availability(GRACE), seen("gpu-0"), now=0.0).on_disconnect(now=1.0)
     assert health(availability, 11.0) == {"gpu-0": False}
-    availability = heard(availability, seen("gpu-0"), ready=False, epoch="two", now=12.0)
+    availability = receive(availability, seen("gpu-0"), ready=False, epoch="two", now=12.0)
     assert health(availability, 12.0) == {"gpu-0": False}
-    availability = heard(availability, seen("gpu-0"), epoch="two", version=2, now=13.0)
+    availability = receive(availability, seen("gpu-0"), epoch="two", version=2, now=13.0)
     assert health(availability, 13.0) == {"gpu-0": True}
 
 
 def test_service_in_a_crash_loop_gets_one_grace_period() -> None:
-    availability = heard(Availability(GRACE), seen("gpu-0"), now=0.0).on_disconnect(now=1.0)
+    availability = receive(Availability(GRACE), seen("gpu-0"), now=0.0).on_disconnect(now=1.0)
     for second, epoch in enumerate("bcdefgh", start=2):
-        availability = heard(availability, seen("gpu-0"), ready=False, epoch=epoch, now=second).on_disconnect(
+        availability = receive(availability, seen("gpu-0"), ready=False, epoch=epoch, now=second).on_disconnect(
             now=second
         )
     assert availability.seconds_until_expiry(9.0) == pytest.approx(2.0)
@@ -74,59 +74,59 @@ def test_service_in_a_crash_loop_gets_one_grace_period() -> None:
 
 
 def test_service_that_was_never_ready_makes_no_device_healthy() -> None:
-    availability = heard(Availability(GRACE), seen("gpu-0"), ready=False, now=0.0)
+    availability = receive(Availability(GRACE), seen("gpu-0"), ready=False, now=0.0)
     assert health(availability, 0.0) == {"gpu-0": False}
     assert availability.seconds_until_expiry(0.0) is None
-    assert device_of(availability, "gpu-0").verdict is ServiceVerdict.NONE
+    assert device_of(availability, "gpu-0").verdict is ServiceVerdict.UNKNOWN
 
 
 def test_device_that_disappears_stays_listed_as_unhealthy() -> None:
-    availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1", certified=True), now=0.0)
-    availability = heard(availability, seen("gpu-0"), version=2, now=1.0)
+    availability = receive(Availability(GRACE), seen("gpu-0"), seen("gpu-1", certified=True), now=0.0)
+    availability = receive(availability, seen("gpu-0"), version=2, now=1.0)
     assert health(availability, 1.0) == {"gpu-0": True, "gpu-1": False}
     gone = device_of(availability, "gpu-1")
     assert gone.verdict is ServiceVerdict.WITHHELD
     assert not gone.certified
     assert gone.refusal == "Device gpu-1 is no longer on this node."
-    availability = heard(availability, seen("gpu-0"), seen("gpu-1"), version=3, now=2.0)
+    availability = receive(availability, seen("gpu-0"), seen("gpu-1"), version=3, now=2.0)
     assert health(availability, 2.0) == {"gpu-0": True, "gpu-1": True}
 
 
 def test_device_missing_from_an_unready_services_snapshot_does_not_count_as_gone() -> None:
-    availability = heard(Availability(GRACE), seen("gpu-0"), seen("gpu-1"), now=0.0)
-    availability = heard(availability, seen("gpu-0"), ready=False, epoch="two", now=1.0)
+    availability = receive(Availability(GRACE), seen("gpu-0"), seen("gpu-1"), now=0.0)
+    availability = receive(availability, seen("gpu-0"), ready=False, epoch="two", now=1.0)
     assert health(availability, 2.0) == {"gpu-0": True, "gpu-1": True}
 
 
 def test_certificate_is_void_once_the_service_disconnects() -> None:
-    availability = heard(Availability(GRACE), seen("gpu-0", certified=True), now=0.0)
+    availability = receive(Availability(GRACE), seen("gpu-0", certified=True), now=0.0)
     assert device_of(availability, "gpu-0").certified
     assert not device_of(availability.on_disconnect(now=1.0), "gpu-0").certified
 
 
 def test_snapshot_older_than_the_last_one_is_ignored() -> None:
-    newest = heard(Availability(GRACE), seen("gpu-0", False), version=7, now=0.0)
-    assert heard(newest, seen("gpu-0", True), version=6, now=1.0) == newest
-    restarted = heard(newest, seen("gpu-0", True), version=1, epoch="two", now=1.0)
+    newest = receive(Availability(GRACE), seen("gpu-0", False), version=7, now=0.0)
+    assert receive(newest, seen("gpu-0", True), version=6, now=1.0) == newest
+    restarted = receive(newest, seen("gpu-0", True), version=1, epoch="two", now=1.0)
     assert health(restarted, 1.0) == {"gpu-0": True}
 
 
 def test_devices_are_listed_in_the_order_of_their_indices() -> None:
     devices = [replace(seen("gpu"), id=f"id-{index}", index=index) for index in ("10", "2", "0:10", "0", "0:2")]
-    availability = heard(Availability(GRACE), *devices, now=0.0)
+    availability = receive(Availability(GRACE), *devices, now=0.0)
     assert [device.index for device in availability.devices(0.0)] == ["0", "0:2", "0:10", "2", "10"]
 
 
 @dataclass
-class Told:
+class AvailabilityModel:
     """The specification in another form: the last report of a ready service, and until when it is valid."""
 
-    said: dict[str, bool]
+    verdicts: dict[str, bool]
     listed: set[str]
     counts_until: float
 
     def healthy(self, now: float) -> set[str]:
-        return {id_ for id_, advertised in self.said.items() if advertised} if now < self.counts_until else set()
+        return {id_ for id_, advertised in self.verdicts.items() if advertised} if now < self.counts_until else set()
 
 
 ids = st.sampled_from(["gpu-0", "gpu-1", "gpu-2"])
@@ -146,7 +146,7 @@ def test_health_is_the_last_verdict_of_a_ready_service_while_that_verdict_is_val
     story: list[tuple[str, dict[str, bool], str, float]],
 ) -> None:
     availability = Availability(GRACE)
-    told = Told({}, set(), -math.inf)
+    model = AvailabilityModel({}, set(), -math.inf)
     now = 0.0
     for version, (happening, inventory, epoch, pause) in enumerate(story, start=1):
         devices = [seen(id_, advertised) for id_, advertised in inventory.items()]
@@ -154,18 +154,18 @@ def test_health_is_the_last_verdict_of_a_ready_service_while_that_verdict_is_val
             availability = availability.on_disconnect(now)
         else:
             ready = happening == "ready"
-            availability = heard(availability, *devices, ready=ready, epoch=epoch, version=version, now=now)
-            told.listed |= set(inventory)
+            availability = receive(availability, *devices, ready=ready, epoch=epoch, version=version, now=now)
+            model.listed |= set(inventory)
         if happening == "ready":
-            told.said, told.counts_until = inventory, math.inf
+            model.verdicts, model.counts_until = inventory, math.inf
         else:
-            told.counts_until = min(told.counts_until, now + GRACE)
+            model.counts_until = min(model.counts_until, now + GRACE)
         before_falling = availability.seconds_until_expiry(now)
         now += pause
         shown = availability.devices(now)
-        assert {device.id for device in shown} == told.listed
-        assert {device.id for device in shown if device.healthy} == told.healthy(now)
-        assert {device.id for device in shown if device.verdict is ServiceVerdict.OFFERED} >= told.healthy(now)
+        assert {device.id for device in shown} == model.listed
+        assert {device.id for device in shown if device.healthy} == model.healthy(now)
+        assert {device.id for device in shown if device.verdict is ServiceVerdict.ADVERTISED} >= model.healthy(now)
         if before_falling is not None:
             assert before_falling > 0.0
-            assert (pause < before_falling) == (now < told.counts_until)
+            assert (pause < before_falling) == (now < model.counts_until)

@@ -36,7 +36,7 @@ from scrubber.domain.errors import (
 )
 from tests.ahead import advance_until
 from tests.plugin_collaborators import (
-    PATIENCE,
+    DEADLINE,
     FakeKubelet,
     FakeService,
     Registered,
@@ -48,7 +48,7 @@ from tests.plugin_collaborators import (
 )
 
 RESOURCE = "scrubber.dev/gpu"
-GATE = GateTimes(service_away=0.1, retry=0.02, reserve=PATIENCE)
+GATE = GateTimes(service_away=0.1, retry=0.02, reserve=DEADLINE)
 WATCH = WatchTimes(grace=0.3, heartbeat=60.0, retry=0.02)
 HEALTHY_NODE = snapshot(
     device(0, certified=True, numa_node=1), device(1), device(2, advertised=False, refusal="No: XID 95.")
@@ -170,9 +170,9 @@ async def test_repeated_allocation_gets_the_same_response(short_tmp: Path) -> No
     [
         (api.AllocateRequest(), "needs at least one device id"),
         (allocation(), "needs at least one device id"),
-        (allocation(""), "an empty id"),
+        (allocation(""), "an empty device id"),
         (allocation("sim-0", "sim-0"), "names device sim-0 twice"),
-        (allocation("sim-0", "sim-9"), "Device sim-9 is not one of this plugin's"),
+        (allocation("sim-0", "sim-9"), "Device sim-9 is not in the list of this plugin"),
     ],
 )
 async def test_allocation_with_invalid_device_ids_is_refused(
@@ -222,7 +222,7 @@ async def test_allocation_is_answered_although_the_service_is_down_hung_or_faili
         await here.service.start()
         await here.shown(sim_0=True, sim_1=True)
         await here.registered.plugin.PreStartContainer(start("sim-1", "sim-0"))
-        assert sorted(here.service.asked[-1].unreserved_ids) == ["sim-0", "sim-1"]
+        assert sorted(here.service.requests[-1].unreserved_ids) == ["sim-0", "sim-1"]
 
 
 async def test_preferred_allocation_prefers_clean_devices_and_needs_no_service(short_tmp: Path) -> None:
@@ -240,9 +240,9 @@ async def test_preferred_allocation_prefers_clean_devices_and_needs_no_service(s
 async def test_start_succeeds_once_the_service_has_granted_all_devices(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
         await here.registered.plugin.PreStartContainer(start("sim-1", "sim-0"), timeout=30)
-        (asked,) = here.service.asked
-        assert sorted(asked.device_ids) == ["sim-0", "sim-1"]
-        assert 20.0 < asked.wait_seconds < 25.0
+        (request,) = here.service.requests
+        assert sorted(request.device_ids) == ["sim-0", "sim-1"]
+        assert 20.0 < request.wait_seconds < 25.0
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ async def test_start_cancelled_by_the_kubelet_is_cancelled_at_the_service(short_
         here.service.on_hand_over = scrub
         call = here.registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
         waiting = asyncio.ensure_future(call)
-        await here.service.bell.until(lambda: bool(here.service.asked))
+        await here.service.bell.until(lambda: bool(here.service.requests))
         call.cancel()
         await here.service.bell.until(lambda: here.service.cancelled == 1)
         await asyncio.wait({waiting})
@@ -306,7 +306,7 @@ async def test_overlapping_starts_of_the_same_devices_all_reach_the_service(shor
             asyncio.ensure_future(here.registered.plugin.PreStartContainer(start(*ids), timeout=30))
             for ids in (("sim-0",), ("sim-0",), ("sim-0", "sim-1"))
         ]
-        await here.service.bell.until(lambda: len(here.service.asked) == 3)
+        await here.service.bell.until(lambda: len(here.service.requests) == 3)
         scrubbed.set()
         await asyncio.gather(*calls)
 
@@ -317,7 +317,7 @@ async def test_start_with_invalid_device_ids_is_refused(short_tmp: Path, ids: tu
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await here.registered.plugin.PreStartContainer(start(*ids), timeout=30)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert here.service.asked == []
+        assert here.service.requests == []
 
 
 async def test_internal_error_of_the_plugin_is_logged_and_not_returned_to_the_pod(short_tmp: Path) -> None:
@@ -375,7 +375,7 @@ async def test_short_service_restart_changes_no_list_and_a_long_outage_makes_dev
 async def test_restarted_service_that_does_not_become_ready_keeps_devices_healthy_only_for_the_grace_period(
     short_tmp: Path,
 ) -> None:
-    async with node(short_tmp, watch=WatchTimes(grace=PATIENCE, heartbeat=1e9)) as here:
+    async with node(short_tmp, watch=WatchTimes(grace=DEADLINE, heartbeat=1e9)) as here:
         here.service.show(snapshot(device(0, numa_node=1), device(1), device(2), ready=False, epoch="second"))
         await here.advertised.wait_until(lambda: here.advertised.epoch == "second")
         assert here.registered.healthy == {"sim-0", "sim-1"}
@@ -435,5 +435,5 @@ async def test_endpoint_that_cannot_be_served_fails_with_the_reason(short_tmp: P
         await PluginServer(short_tmp / "no" / "a.sock", plugin=plugin, streams=streams).__aenter__()
     (short_tmp / "dir.sock").mkdir()
     (short_tmp / "dir.sock" / "full").touch()
-    with pytest.raises(InvalidConfiguration, match="No socket can be made"):
+    with pytest.raises(InvalidConfiguration, match="Cannot create a socket"):
         await PluginServer(short_tmp / "dir.sock", plugin=plugin, streams=streams).__aenter__()

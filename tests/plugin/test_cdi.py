@@ -38,7 +38,7 @@ HOOK_NAMES = {"prestart", "createRuntime", "createContainer", "startContainer", 
 SINCE = {"hostPath of a device node": (0, 5, 0), "a name that begins with a digit": (0, 5, 0)}
 
 
-def complaints(spec: Any) -> list[str]:
+def errors_of(spec: Any) -> list[str]:
     """Return every reason for which a runtime would refuse ``spec``."""
     return [*_of_the_top(spec), *(each for device in spec["devices"] for each in _of_a_device(device, spec))]
 
@@ -124,7 +124,7 @@ def test_generated_cdi_specification_is_valid_for_a_container_runtime(
 ) -> None:
     injection = NvidiaInjection((ListStrategy.CDI_CRI,), ids, dev_root=PurePosixPath(host))
     spec = spec_of(tmp_path, gpu(0), gpu(1), instance(2, 0), host=host, hook=hook, injection=injection)
-    assert complaints(spec) == []
+    assert errors_of(spec) == []
 
 
 def test_cdi_device_has_nodes_of_its_own_and_all_share_the_driver_nodes(tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ def test_cdi_specification_sets_nvidia_visible_devices_to_void(tmp_path: Path) -
 
 
 def kernel_runs(root: Path, version: str) -> None:
-    said = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (builder@host)\nGCC version:\n"
+    content = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (builder@host)\nGCC version:\n"
     (root / "proc/driver/nvidia").mkdir(parents=True, exist_ok=True)
-    (root / "proc/driver/nvidia/version").write_text(said)
+    (root / "proc/driver/nvidia/version").write_text(content)
 
 
 def test_kernel_module_decides_which_of_two_installed_drivers_is_used(tmp_path: Path) -> None:
@@ -221,8 +221,8 @@ def test_kernel_module_decides_which_of_two_installed_drivers_is_used(tmp_path: 
     ("installed", "kernel", "message"),
     [
         ((), None, "NVIDIA's driver was not found: there is no libcuda.so.<version>"),
-        (("535.104.05", DRIVER), None, "It is not known which driver runs"),
-        ((DRIVER,), "570.1.2", f"The kernel runs NVIDIA's driver 570.1.2, and there is only libcuda.so.{DRIVER}"),
+        (("535.104.05", DRIVER), None, "The version of the running driver is unknown"),
+        ((DRIVER,), "570.1.2", f"The kernel runs NVIDIA's driver 570.1.2, but there is only libcuda.so.{DRIVER}"),
     ],
 )
 def test_libraries_of_a_driver_other_than_the_running_one_are_never_mounted(
@@ -315,13 +315,13 @@ def test_cdi_specification_follows_added_and_removed_devices(desk: Desk) -> None
 
 def test_cdi_specification_that_was_removed_or_changed_is_rewritten(desk: Desk) -> None:
     desk.publisher.publish([gpu(0)], "one")
-    wanted = desk.file.read_bytes()
+    content = desk.file.read_bytes()
     desk.file.unlink()
     desk.publisher.publish([gpu(0)], "one")
-    assert desk.file.read_bytes() == wanted
+    assert desk.file.read_bytes() == content
     desk.file.write_text("{}")
     desk.publisher.publish([gpu(0)], "one")
-    assert desk.file.read_bytes() == wanted
+    assert desk.file.read_bytes() == content
 
 
 def test_cdi_specification_is_not_written_without_devices(desk: Desk) -> None:
@@ -334,7 +334,7 @@ def test_failure_to_write_the_cdi_specification_is_logged_once_and_withholds_its
     for _ in range(2):
         assert desk.publisher.publish([gpu(0)], "one") == {
             gpu(0).id: f"Device {gpu(0).id} cannot be given to a container: its CDI specification cannot be written. "
-            "The plugin's log on the node says why."
+            "The plugin's log on the node contains the cause."
         }
     assert desk.events == ["cdi.failed"]
     desk.file.rmdir()
@@ -439,7 +439,7 @@ def test_unwritable_cdi_directory_is_refused_at_the_start(tmp_path: Path) -> Non
     desk = Desk(tmp_path)
     desk.cdi.write_text("a file")
     with pytest.raises(
-        InvalidConfiguration, match=r"No CDI specification can be written in .*choose a --device-list-strategy"
+        InvalidConfiguration, match=r"Cannot write a CDI specification to .*use a --device-list-strategy"
     ):
         desk.publisher.check()
 

@@ -23,7 +23,7 @@ from plugin.cluster.errors import (
 )
 from plugin.cluster.port import ClusterNode, EventContent, EventTarget
 from plugin.cluster.view import CONDITION_TYPE, ConditionStatus, NodeCondition
-from tests.cluster.api_server import DROP, HANG, ApiServerStandIn, Said, failure, kubeconfig
+from tests.cluster.api_server import DROP, HANG, ApiServerStandIn, Response, failure, kubeconfig
 
 NOW = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 BEFORE = datetime(2031, 5, 6, 7, 0, 0, tzinfo=UTC)
@@ -58,16 +58,16 @@ def event(about: EventTarget = POD, message: str = "It is so.") -> EventContent:
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServerStandIn]:
-    async with ApiServerStandIn() as standing:
-        standing.add_node("node-1", zone="a")
-        yield standing
+    async with ApiServerStandIn() as api_server:
+        api_server.add_node("node-1", zone="a")
+        yield api_server
 
 
 @pytest.fixture
 async def client(server: ApiServerStandIn, tmp_path: Path) -> AsyncIterator[ApiServerClient]:
-    asking = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20)
-    yield asking
-    await asking.close()
+    api_client = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20)
+    yield api_client
+    await api_client.close()
 
 
 async def test_node_without_our_condition_is_read_without_a_condition_status(client: ApiServerClient) -> None:
@@ -77,7 +77,7 @@ async def test_node_without_our_condition_is_read_without_a_condition_status(cli
 async def test_condition_is_merged_beside_the_conditions_of_other_writers(
     client: ApiServerClient, server: ApiServerStandIn
 ) -> None:
-    answered = await client.patch_condition(BAD, since=BEFORE, now=NOW)
+    patched = await client.patch_condition(BAD, since=BEFORE, now=NOW)
     assert server.condition("node-1", CONDITION_TYPE) == {
         "type": CONDITION_TYPE,
         "status": "False",
@@ -87,8 +87,8 @@ async def test_condition_is_merged_beside_the_conditions_of_other_writers(
         "lastHeartbeatTime": "2031-05-06T07:08:09Z",
     }
     assert server.condition("node-1", "Ready") is not None
-    assert answered == await client.get_node() == ClusterNode(ConditionStatus.FALSE, BEFORE, {"zone": "a"})
-    assert [each.what for each in server.asked] == ["patch nodes/status", "get nodes"]
+    assert patched == await client.get_node() == ClusterNode(ConditionStatus.FALSE, BEFORE, {"zone": "a"})
+    assert [each.what for each in server.requests] == ["patch nodes/status", "get nodes"]
 
 
 async def test_label_patch_leaves_labels_of_other_writers_unchanged(
@@ -151,80 +151,89 @@ async def test_success_response_with_a_failure_status_is_an_error(
     client: ApiServerClient, server: ApiServerStandIn
 ) -> None:
     """With two disruption budgets for one pod, the API server answers 201 with a Status that contains "Failure"."""
-    server.fault = lambda asked: Said(201, failure(500, "", "This pod has more than one PodDisruptionBudget").body)
+    server.fault = lambda request: Response(
+        201, failure(500, "", "This pod has more than one PodDisruptionBudget").body
+    )
     with pytest.raises(ApiBusy, match="more than one PodDisruptionBudget"):
         await client.evict_pod("team-a", "train-0", "uid-1")
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "message"),
+    ("response", "kind", "message"),
     [
-        (failure(400, "BadRequest", "no"), ApiInvalidRequest, "answered 400: no"),
-        (failure(403, "Forbidden", "may not"), ApiForbidden, "answered 403: may not"),
-        (failure(404, "NotFound", "is not"), ApiNotFound, "answered 404: is not"),
-        (failure(409, "Conflict", "is"), ApiConflict, "answered 409: is"),
-        (failure(422, "Invalid", "never"), ApiInvalidRequest, "answered 422: never"),
-        (failure(429, "TooManyRequests", "slower", after=7), ApiBusy, "answered 429: slower"),
-        (failure(500, "InternalError", "oh"), ApiBusy, "answered 500: oh"),
-        (failure(504, "Timeout", "late"), ApiBusy, "answered 504: late"),
-        (failure(401, "Unauthorized", "who?"), ApiUnavailable, "answered 401: who"),
-        (Said(503, b"<html>", (("Content-Type", "text/html"),)), ApiBusy, "answered 503: Word"),
-        (Said(502, b"", (("Content-Type", ""),)), ApiBusy, "answered 502"),
-        (Said(403, b"<html>"), ApiForbidden, "answered 403"),
-        (Said(500, b"null"), ApiBusy, "answered 500"),
-        (Said(302, b"", (("Location", "/elsewhere"),)), ApiUnavailable, "answered 302"),
-        (Said(200, b"<html>no"), ApiUnavailable, "makes no sense"),
-        (Said(200, b"[]"), ApiUnavailable, "makes no sense"),
-        (Said(200, b'{"status": {"conditions": 3}}'), ApiUnavailable, "makes no sense"),
-        (Said(200, b"\xff\xfe"), ApiUnavailable, "makes no sense"),
-        pytest.param(Said(403, b'{"details":' + DEEP + b"}"), ApiForbidden, "answered 403", id="403, nested deep"),
-        pytest.param(Said(200, b'{"metadata":' + DEEP + b"}"), ApiUnavailable, "makes no sense", id="200, nested deep"),
+        (failure(400, "BadRequest", "no"), ApiInvalidRequest, "returned 400: no"),
+        (failure(403, "Forbidden", "may not"), ApiForbidden, "returned 403: may not"),
+        (failure(404, "NotFound", "is not"), ApiNotFound, "returned 404: is not"),
+        (failure(409, "Conflict", "is"), ApiConflict, "returned 409: is"),
+        (failure(422, "Invalid", "never"), ApiInvalidRequest, "returned 422: never"),
+        (failure(429, "TooManyRequests", "slower", after=7), ApiBusy, "returned 429: slower"),
+        (failure(500, "InternalError", "oh"), ApiBusy, "returned 500: oh"),
+        (failure(504, "Timeout", "late"), ApiBusy, "returned 504: late"),
+        (failure(401, "Unauthorized", "who?"), ApiUnavailable, "returned 401: who"),
+        (Response(503, b"<html>", (("Content-Type", "text/html"),)), ApiBusy, "returned 503: Word"),
+        (Response(502, b"", (("Content-Type", ""),)), ApiBusy, "returned 502"),
+        (Response(403, b"<html>"), ApiForbidden, "returned 403"),
+        (Response(500, b"null"), ApiBusy, "returned 500"),
+        (Response(302, b"", (("Location", "/elsewhere"),)), ApiUnavailable, "returned 302"),
+        (Response(200, b"<html>no"), ApiUnavailable, "response is invalid"),
+        (Response(200, b"[]"), ApiUnavailable, "response is invalid"),
+        (Response(200, b'{"status": {"conditions": 3}}'), ApiUnavailable, "response is invalid"),
+        (Response(200, b"\xff\xfe"), ApiUnavailable, "response is invalid"),
+        pytest.param(Response(403, b'{"details":' + DEEP + b"}"), ApiForbidden, "returned 403", id="403, nested deep"),
         pytest.param(
-            Said(200, b" " * (MAX_ANSWER_BYTES + 1)),
+            Response(200, b'{"metadata":' + DEEP + b"}"), ApiUnavailable, "response is invalid", id="200, nested deep"
+        ),
+        pytest.param(
+            Response(200, b" " * (MAX_ANSWER_BYTES + 1)),
             ApiUnavailable,
             f"longer than {MAX_ANSWER_BYTES} bytes",
             id="200, too long",
         ),
         pytest.param(
-            Said(500, b" " * (MAX_ANSWER_BYTES + 1)),
+            Response(500, b" " * (MAX_ANSWER_BYTES + 1)),
             ApiUnavailable,
             f"longer than {MAX_ANSWER_BYTES} bytes",
             id="500, too long",
         ),
-        pytest.param(Said(200, PACKED, (("Content-Encoding", "gzip"),)), ApiUnavailable, "is packed", id="200, packed"),
-        (DROP, ApiUnavailable, "cannot be asked"),
-        (Said(raw=b"SSH-2.0-OpenSSH_9.2\r\n"), ApiUnavailable, "cannot be asked"),
+        pytest.param(
+            Response(200, PACKED, (("Content-Encoding", "gzip"),)),
+            ApiUnavailable,
+            "is compressed",
+            id="200, compressed",
+        ),
+        (DROP, ApiUnavailable, "request to the API server failed"),
+        (Response(raw=b"SSH-2.0-OpenSSH_9.2\r\n"), ApiUnavailable, "request to the API server failed"),
     ],
     ids=str,
 )
 async def test_every_error_response_becomes_a_cluster_error_with_a_message(
-    client: ApiServerClient, server: ApiServerStandIn, said: Said, kind: type[ClusterError], message: str
+    client: ApiServerClient, server: ApiServerStandIn, response: Response, kind: type[ClusterError], message: str
 ) -> None:
-    server.fault = lambda asked: said
+    server.fault = lambda request: response
     with pytest.raises(ClusterError, match=message) as raised:
         await client.get_node()
     assert type(raised.value) is kind
-    assert raised.value.retry_after == (7 if said.code == 429 else 0)
-    server.fault = lambda asked: None
+    assert raised.value.retry_after == (7 if response.code == 429 else 0)
+    server.fault = lambda request: None
     assert (await client.get_node()).labels == {"zone": "a"}  # and the next request is unaffected
 
 
 async def test_response_of_the_maximum_length_is_read(client: ApiServerClient, server: ApiServerStandIn) -> None:
     node = b'{"metadata": {"labels": {"zone": "b"}}}'
-    server.fault = lambda asked: Said(200, node + b" " * (MAX_ANSWER_BYTES - len(node)))
+    server.fault = lambda request: Response(200, node + b" " * (MAX_ANSWER_BYTES - len(node)))
     assert (await client.get_node()).labels == {"zone": "b"}
 
 
 async def test_responses_are_requested_uncompressed(client: ApiServerClient, server: ApiServerStandIn) -> None:
     await client.get_node()
     await client.patch_labels({})
-    assert [each.encodings for each in server.asked] == ["identity", "identity"]
+    assert [each.encodings for each in server.requests] == ["identity", "identity"]
 
 
 async def test_request_without_a_response_ends_at_its_deadline(server: ApiServerStandIn, tmp_path: Path) -> None:
-    server.fault = lambda asked: HANG
+    server.fault = lambda request: HANG
     client = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=0.05)
-    with pytest.raises(ApiUnavailable, match=r"did not answer within 0\.05 s"):
+    with pytest.raises(ApiUnavailable, match=r"did not respond within 0\.05 s"):
         await client.get_node()
     await client.close()
 
@@ -234,7 +243,7 @@ async def test_api_server_that_was_down_is_reached_again_later(
 ) -> None:
     await client.get_node()
     await server.stop()
-    with pytest.raises(ApiUnavailable, match="cannot be asked"):
+    with pytest.raises(ApiUnavailable, match="request to the API server failed"):
         await client.get_node()
     await server.start()
     await client.get_node()
@@ -243,7 +252,7 @@ async def test_api_server_that_was_down_is_reached_again_later(
 async def test_replaced_token_is_read_again(client: ApiServerClient, server: ApiServerStandIn, tmp_path: Path) -> None:
     await client.get_node()
     server.token = "better"
-    with pytest.raises(ApiUnavailable, match="answered 401"):
+    with pytest.raises(ApiUnavailable, match="returned 401"):
         await client.get_node()
     (tmp_path / "token").write_text("better")
     await client.get_node()
@@ -256,24 +265,27 @@ async def test_pod_service_account_uses_its_token_file_and_ca_certificate(
     (tmp_path / "token").write_text("good\n")
     client = ApiServerClient(account, "node-1", deadline=20)
     with pytest.raises(
-        ApiUnavailable, match="cannot be asked"
+        ApiUnavailable, match="request to the API server failed"
     ):  # without the authority's certificate no server is trusted
         await client.get_node()
-    assert server.asked == []
+    assert server.requests == []
     (tmp_path / "ca.crt").write_text(AUTHORITY)
     await client.get_node()
     server.token = "better"
     (tmp_path / "token").write_text("better\n")  # the kubelet does that before the old token expires
     await client.get_node()
-    assert [each.token for each in server.asked] == ["Bearer good", "Bearer good", "Bearer better"]
+    assert [each.token for each in server.requests] == ["Bearer good", "Bearer good", "Bearer better"]
     await client.close()
 
 
 @pytest.mark.parametrize(
     ("user", "message"),
     [
-        ({"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "touch"}}, "has a program make"),
-        ({"auth-provider": {"name": "gcp"}}, "has a program make"),
+        (
+            {"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "touch"}},
+            "gets its token from a program",
+        ),
+        ({"auth-provider": {"name": "gcp"}}, "gets its token from a program"),
     ],
 )
 async def test_kubeconfig_that_needs_a_credential_program_is_refused(
@@ -282,7 +294,7 @@ async def test_kubeconfig_that_needs_a_credential_program_is_refused(
     client = ApiServerClient(kubeconfig(tmp_path, server.url, **user), "node-1", deadline=20)
     with pytest.raises(ApiUnavailable, match=message):
         await client.get_node()
-    assert server.asked == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("text", [None, "", "}{", "current-context: nowhere\ncontexts: []\nclusters: []\n", "[1]"])

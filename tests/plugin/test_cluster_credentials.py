@@ -51,11 +51,11 @@ def test_kubeconfig_variable_precedes_the_service_account(account: Path) -> None
 
 
 def test_cluster_off_disables_cluster_writes_despite_credentials(account: Path) -> None:
-    assert resolve_credentials("off", "node-1", POD, account) == (None, "--cluster-reporting off")
+    assert resolve_credentials("off", "node-1", POD, account) == (None, "--cluster-reporting is off")
 
 
 def test_missing_credentials_are_given_as_the_reason(tmp_path: Path) -> None:
-    assert resolve_credentials("auto", "node-1", {}, tmp_path) == (None, "there are no credentials")
+    assert resolve_credentials("auto", "node-1", {}, tmp_path) == (None, "no credentials were found")
 
 
 def test_cluster_writes_are_disabled_if_the_node_name_is_unknown(account: Path) -> None:
@@ -73,10 +73,10 @@ def test_credentials_and_node_name_enable_cluster_writes(account: Path) -> None:
 @pytest.mark.parametrize(
     ("use", "node", "message"),
     [
-        ("on", "node-1", "write auto or off"),
-        ("auto", "node/../x", "no name that a node can have"),
-        ("auto", "Node", "no name that a node can have"),
-        ("auto", "-", "no name that a node can have"),
+        ("on", "node-1", "Use auto or off"),
+        ("auto", "node/../x", "is not a valid name of a node"),
+        ("auto", "Node", "is not a valid name of a node"),
+        ("auto", "-", "is not a valid name of a node"),
     ],
 )
 def test_contradictory_cluster_options_are_refused(use: str, node: str, message: str) -> None:

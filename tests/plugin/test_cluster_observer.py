@@ -24,10 +24,10 @@ class Ear:
 
     def __init__(self) -> None:
         self.bell = Bell()
-        self.heard: list[pb.Snapshot | None] = []
+        self.received: list[pb.Snapshot | None] = []
 
     def __call__(self, shown: pb.Snapshot | None) -> None:
-        self.heard.append(shown)
+        self.received.append(shown)
         self.bell.ring()
 
 
@@ -59,15 +59,15 @@ async def test_observer_gets_every_snapshot_and_a_disconnect_after_the_grace_per
 ) -> None:
     ear = Ear()
     async with watching(short_tmp, ear, WatchTimes(grace=0.05, retry=0.01)) as advertised:
-        await ear.bell.until(lambda: bool(ear.heard))
+        await ear.bell.until(lambda: bool(ear.received))
         service.show(snapshot(device(0), device(1), version=2))
-        await ear.bell.until(lambda: len(ear.heard) == 2)
+        await ear.bell.until(lambda: len(ear.received) == 2)
         await service.stop()
-        await ear.bell.until(lambda: ear.heard[-1] is None)
+        await ear.bell.until(lambda: ear.received[-1] is None)
         assert not any(offer.healthy for offer in advertised.devices)
         await service.start(snapshot(device(0), epoch="second"))
-        await ear.bell.until(lambda: ear.heard[-1] is not None)
-    assert [None if each is None else each.version for each in ear.heard] == [1, 2, None, 1]
+        await ear.bell.until(lambda: ear.received[-1] is not None)
+    assert [None if each is None else each.version for each in ear.received] == [1, 2, None, 1]
 
 
 async def test_observer_gets_a_disconnect_although_the_grace_period_ended_before_it_was_checked(
@@ -75,9 +75,9 @@ async def test_observer_gets_a_disconnect_although_the_grace_period_ended_before
 ) -> None:
     ear, seconds = Ear(), itertools.count()
     async with watching(short_tmp, ear, WatchTimes(grace=0.5, retry=0.01), clock=lambda: float(next(seconds))):
-        await ear.bell.until(lambda: bool(ear.heard))
+        await ear.bell.until(lambda: bool(ear.received))
         await service.stop()
-        await ear.bell.until(lambda: ear.heard[-1] is None)
+        await ear.bell.until(lambda: ear.received[-1] is None)
 
 
 async def test_observer_gets_no_disconnect_if_the_service_returns_within_the_grace_period(
@@ -85,11 +85,11 @@ async def test_observer_gets_no_disconnect_if_the_service_returns_within_the_gra
 ) -> None:
     ear = Ear()
     async with watching(short_tmp, ear, WatchTimes(grace=60, retry=0.01)):
-        await ear.bell.until(lambda: bool(ear.heard))
+        await ear.bell.until(lambda: bool(ear.received))
         await service.stop()
         await service.start(snapshot(device(0), epoch="second"))
-        await ear.bell.until(lambda: len(ear.heard) == 2)
-    assert None not in ear.heard
+        await ear.bell.until(lambda: len(ear.received) == 2)
+    assert None not in ear.received
 
 
 async def test_watch_on_the_service_needs_no_observer(service: FakeService, short_tmp: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from plugin.cluster.view import CONDITION_TYPE
-from tests.cluster.api_server import HANG, ApiServerStandIn, Said, kubeconfig
-from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, allocation, device, snapshot, start
+from tests.cluster.api_server import HANG, ApiServerStandIn, Response, kubeconfig
+from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, allocation, device, snapshot, start
 
 PROGRAM = """
 import asyncio, sys
@@ -43,19 +43,19 @@ class Running:
         self.process = process
         self.lines: list[dict[str, Any]] = []
 
-    async def says(self, event: str) -> dict[str, Any]:
+    async def next_line(self, event: str) -> dict[str, Any]:
         assert self.process.stderr is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DEADLINE):
             while line := await self.process.stderr.readline():
                 self.lines.append(json.loads(line))
                 if self.lines[-1]["event"] == event:
                     return self.lines[-1]
-        raise AssertionError(f"the plugin ended without saying {event!r}; it said {self.lines}")
+        raise AssertionError(f"the plugin ended without logging {event!r}; it logged {self.lines}")
 
     async def stops(self) -> tuple[int, str]:
         """Stop it with SIGTERM; return its exit status and the modules that it had loaded."""
         self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DEADLINE):
             out, err = await self.process.communicate()
         self.lines += [json.loads(line) for line in err.splitlines()]
         assert self.process.returncode is not None
@@ -80,9 +80,9 @@ async def plugin(
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServerStandIn]:
-    async with ApiServerStandIn() as standing:
-        standing.add_node("node-1")
-        yield standing
+    async with ApiServerStandIn() as running:
+        running.add_node("node-1")
+        yield running
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_plugin_with_credentials_writes_events_and_condition_until_it_stop
         FakeService(short_tmp / "s", snapshot(device(0))) as service,
         plugin(short_tmp, credentials) as running,
     ):
-        assert (await running.says("cluster.updated"))["node"] == "node-1"
+        assert (await running.next_line("cluster.updated"))["node"] == "node-1"
         await server.until(lambda: status(server) == "True AllInService")
         service.show(snapshot(device(0), out, version=2))
         await server.until(lambda: len(server.events) == 1)
@@ -123,11 +123,11 @@ async def test_rolling_update_keeps_the_condition_known_and_its_transition_time(
         await server.until(lambda: status(server) == "True AllInService")
         before = server.condition("node-1", CONDITION_TYPE)
         async with plugin(short_tmp, credentials) as new:
-            await new.says("cluster.standby")
+            await new.next_line("cluster.standby")
             assert (await old.stops())[0] == 0
             await kubelet.new_registration(after=1)
-            await server.until(lambda: len(server.asked_for("patch nodes/status")) == 2)
-            written = [each.body["status"]["conditions"][0] for each in server.asked_for("patch nodes/status")]
+            await server.until(lambda: len(server.requests_for("patch nodes/status")) == 2)
+            written = [each.body["status"]["conditions"][0] for each in server.requests_for("patch nodes/status")]
             assert [each["reason"] for each in written] == ["AllInService"] * 2
             assert before is not None
             assert written[1]["lastTransitionTime"] == before["lastTransitionTime"]
@@ -135,16 +135,16 @@ async def test_rolling_update_keeps_the_condition_known_and_its_transition_time(
 
 @pytest.mark.parametrize(
     ("cluster", "node", "reason"),
-    [("off", "node-1", "--cluster-reporting off"), ("auto", "", "--node-name")],
+    [("off", "node-1", "--cluster-reporting is off"), ("auto", "", "--node-name")],
 )
 async def test_plugin_without_cluster_writes_sends_no_request_and_imports_no_client(
     server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, cluster: str, node: str, reason: str
 ) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, credentials, cluster, node) as it:
-        assert reason in (await it.says("cluster.not-updated"))["message"]
-        await it.says("service.instance-changed")
+        assert reason in (await it.next_line("cluster.not-updated"))["message"]
+        await it.next_line("service.instance-changed")
         assert await it.stops() == (0, "")
-    assert server.asked == []
+    assert server.requests == []
 
 
 async def test_credentials_in_the_environment_alone_enable_no_cluster_writes(
@@ -159,45 +159,45 @@ async def test_credentials_in_the_environment_alone_enable_no_cluster_writes(
     running = Running(process)
     try:
         async with FakeService(short_tmp / "s", snapshot(device(0))):
-            assert (await running.says("cluster.not-updated"))["message"] == "--cluster-reporting off"
-            await running.says("service.instance-changed")
+            assert (await running.next_line("cluster.not-updated"))["message"] == "--cluster-reporting is off"
+            await running.next_line("service.instance-changed")
             assert await running.stops() == (0, "")
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert server.asked == []
+    assert server.requests == []
 
 
 async def test_missing_credentials_are_logged_once(server: ApiServerStandIn, short_tmp: Path) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, {}) as running:
-        assert (await running.says("cluster.not-updated"))["level"] == "info"
-        await running.says("service.instance-changed")
+        assert (await running.next_line("cluster.not-updated"))["level"] == "info"
+        await running.next_line("service.instance-changed")
         assert await running.stops() == (0, "")
     assert [each["event"] for each in running.lines if each["event"].startswith("cluster.")] == ["cluster.not-updated"]
 
 
 @pytest.mark.parametrize(
-    "said",
-    [HANG, Said(500, b"null"), Said(200, b"<html>"), Said(raw=b"\x00\xff" * 100), None],
+    "response",
+    [HANG, Response(500, b"null"), Response(200, b"<html>"), Response(raw=b"\x00\xff" * 100), None],
     ids=["hangs", "500", "garbage", "no HTTP", "away"],
 )
 async def test_failing_api_server_delays_no_kubelet_call(
-    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, said: Said | None
+    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, response: Response | None
 ) -> None:
-    if said is None:
+    if response is None:
         await server.stop()
-    server.fault = lambda asked: said
+    server.fault = lambda request: response
     async with (
         FakeKubelet(short_tmp) as kubelet,
         FakeService(short_tmp / "s", snapshot(device(0))) as service,
         plugin(short_tmp, credentials) as running,
     ):
         registered = await kubelet.new_registration()
-        if said is None:
-            await running.says("cluster.write-failed")
+        if response is None:
+            await running.next_line("cluster.write-failed")
         else:
-            await server.until(lambda: bool(server.asked))
+            await server.until(lambda: bool(server.requests))
         await registered.plugin.Allocate(allocation("sim-0"), timeout=30)
         await registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
         service.show(snapshot(device(0, advertised=False, refusal="Device sim-0 is quarantined."), version=2))

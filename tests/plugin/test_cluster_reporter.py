@@ -1,4 +1,4 @@
-"""The reporter: the cluster receives the current state, whatever the API server does, and nothing waits for it."""
+"""The reporter: the cluster receives the current state, even if the API server fails, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from plugin.cluster.view import CONDITION_TYPE, LABEL_PREFIX, NodeCondition
 from plugin.cluster.writers import WriterTimes
 from plugin.instance_lock import WriterLock
 from scrubber.api import scrubber_pb2 as pb
-from tests.cluster.api_server import DROP, HANG, ApiServerStandIn, Asked, Said, failure, kubeconfig
-from tests.plugin_collaborators import PATIENCE, Bell, device, snapshot
+from tests.cluster.api_server import DROP, HANG, ApiServerStandIn, Request, Response, failure, kubeconfig
+from tests.plugin_collaborators import DEADLINE, Bell, device, snapshot
 
 QUICK = ClusterReporterTimes(
     deadline=20,
@@ -49,7 +49,7 @@ class Diary:
 
     info = warning = error = debug
 
-    def said(self, event: str, **facts: Any) -> list[dict[str, Any]]:
+    def logged(self, event: str, **facts: Any) -> list[dict[str, Any]]:
         return [found for name, found in self.lines if name == event and facts.items() <= found.items()]
 
 
@@ -76,9 +76,9 @@ def with_notices(*notices: pb.PodNotice) -> pb.Snapshot:
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServerStandIn]:
-    async with ApiServerStandIn() as standing:
-        standing.add_node("node-1", zone="a")
-        yield standing
+    async with ApiServerStandIn() as running:
+        running.add_node("node-1", zone="a")
+        yield running
 
 
 @pytest.fixture
@@ -87,11 +87,11 @@ def diary() -> Diary:
 
 
 @pytest.fixture
-def told(server: ApiServerStandIn, diary: Diary, tmp_path: Path) -> Callable[..., Any]:
+def reporting(server: ApiServerStandIn, diary: Diary, tmp_path: Path) -> Callable[..., Any]:
     login = kubeconfig(tmp_path, server.url)
 
     @asynccontextmanager
-    async def telling(
+    async def start_reporter(
         times: ClusterReporterTimes = QUICK,
         connect: Callable[[], ClosableClusterApi] | None = None,
         wall: float = 1_900_000_000.0,
@@ -114,7 +114,7 @@ def told(server: ApiServerStandIn, diary: Diary, tmp_path: Path) -> Callable[...
         finally:
             await one.stop()
 
-    return telling
+    return start_reporter
 
 
 def status(server: ApiServerStandIn) -> tuple[str, str]:
@@ -137,129 +137,131 @@ def reasons(server: ApiServerStandIn) -> list[tuple[str, str, int]]:
 
 
 async def test_healthy_node_gets_condition_and_labels_and_no_event(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
-    async with told() as telling:
-        telling.on_snapshot(snapshot(GOOD, device(1, state="in-use")))
+    async with reporting() as reporter:
+        reporter.on_snapshot(snapshot(GOOD, device(1, state="in-use")))
         await server.until(lambda: status(server) == ("True", "AllInService") and bool(counts(server)))
         assert counts(server) == {"clean": "1", "dirty": "1", "quarantined": "0"}
     assert server.events == {}
 
 
 async def test_device_that_leaves_service_and_returns_changes_condition_labels_and_events(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
-    async with told() as telling:
-        telling.on_snapshot(snapshot(GOOD))
+    async with reporting() as reporter:
+        reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True")
-        telling.on_snapshot(snapshot(BAD))
+        reporter.on_snapshot(snapshot(BAD))
         await server.until(lambda: status(server)[0] == "False" and len(server.events) == 1)
         await server.until(lambda: counts(server) == {"clean": "0", "dirty": "0", "quarantined": "1"})
         (written,) = server.events.values()
         assert written["message"] == BAD.refusal
-        telling.on_snapshot(snapshot(GOOD))
+        reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True" and len(server.events) == 2)
         assert reasons(server) == [("node-1", "GpuOutOfService", 1), ("node-1", "GpuBackInService", 1)]
 
 
 async def test_service_outage_makes_the_condition_unknown_and_no_device_clean(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
-    async with told() as telling:
-        telling.on_snapshot(snapshot(GOOD))
+    async with reporting() as reporter:
+        reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: counts(server).get("clean") == "1")
-        telling.on_snapshot(None)
+        reporter.on_snapshot(None)
         await server.until(lambda: status(server) == ("Unknown", "ScrubServiceUnavailable"))
         await server.until(lambda: counts(server) == {"clean": "0", "dirty": "1", "quarantined": "0"})
 
 
 async def test_service_that_never_connected_is_reported_as_away_after_a_while(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
-    async with told(replace(QUICK, first_snapshot=0.01)):
+    async with reporting(replace(QUICK, first_snapshot=0.01)):
         await server.until(lambda: status(server) == ("Unknown", "ScrubServiceUnavailable"))
     assert counts(server) == {}
 
 
 async def test_unready_service_does_not_replace_the_service_away_condition(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
-    async with told() as telling:
-        telling.on_snapshot(snapshot(GOOD))
+    async with reporting() as reporter:
+        reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True")
-        telling.on_snapshot(None)
-        telling.on_snapshot(snapshot(GOOD, ready=False, epoch="second"))
+        reporter.on_snapshot(None)
+        reporter.on_snapshot(snapshot(GOOD, ready=False, epoch="second"))
         await server.until(lambda: status(server) == ("Unknown", "ScrubServiceUnavailable"))
 
 
 async def test_service_that_is_only_starting_is_not_reported_as_away_at_once(
-    server: ApiServerStandIn, told: Callable[..., Any], tmp_path: Path
+    server: ApiServerStandIn, reporting: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     other = ApiServerClient(kubeconfig(tmp_path / "other", server.url), "node-1", deadline=20)
-    async with told() as telling:
-        telling.on_snapshot(snapshot(GOOD, ready=False))
+    async with reporting() as reporter:
+        reporter.on_snapshot(snapshot(GOOD, ready=False))
         for _ in range(30):  # long enough, by the server's own clock, to have written it
             await other.get_node()
-        telling.on_snapshot(snapshot(GOOD))
+        reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True")
-        assert [each.body["status"]["conditions"][0]["status"] for each in server.asked_for("patch nodes/status")] == [
-            "True"
-        ]
+        assert [
+            each.body["status"]["conditions"][0]["status"] for each in server.requests_for("patch nodes/status")
+        ] == ["True"]
     await other.close()
 
 
-async def test_stopped_plugin_sets_the_condition_to_unknown(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
-    async with told() as telling:
-        telling.on_snapshot(snapshot(GOOD))
+async def test_stopped_plugin_sets_the_condition_to_unknown(
+    server: ApiServerStandIn, reporting: Callable[..., Any]
+) -> None:
+    async with reporting() as reporter:
+        reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True")
     assert status(server) == ("Unknown", "PluginStopped")
 
 
 async def test_restarted_plugin_creates_no_second_event_for_the_same_problem(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
-    for asked in ("create events", "patch events"):
-        async with told() as telling:
-            telling.on_snapshot(snapshot(BAD))
-            await server.until(lambda asked=asked: bool(server.asked_for(asked)))  # type: ignore[misc]
+    for permission in ("create events", "patch events"):
+        async with reporting() as reporter:
+            reporter.on_snapshot(snapshot(BAD))
+            await server.until(lambda permission=permission: bool(server.requests_for(permission)))  # type: ignore[misc]
     assert reasons(server) == [("node-1", "GpuOutOfService", 1)]
 
 
 async def test_event_for_a_pod_is_written_in_its_namespace_only(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
-    async with told() as telling:
-        telling.on_snapshot(with_notices(noticed()))
+    async with reporting() as reporter:
+        reporter.on_snapshot(with_notices(noticed()))
         await server.until(lambda: len(server.events) == 1 and status(server)[0] == "True")
     ((namespace, _), written), *others = server.events.items()
     assert not others
     assert (namespace, written["message"], written["reason"]) == ("team-a", "train-0 waits.", "GpuHandOverRefused")
-    elsewhere = [each.body for each in server.asked if "namespaces/team-a" not in each.path]
+    elsewhere = [each.body for each in server.requests if "namespaces/team-a" not in each.path]
     assert "train-0" not in str(elsewhere)
 
 
 # --- two instances, as in a rolling update ---------------------------------------------------------------------------
 
 
-def said_of_condition(server: ApiServerStandIn) -> list[str]:
+def condition_reasons(server: ApiServerStandIn) -> list[str]:
     """Return the reason in each write of our condition, in order."""
-    return [each.body["status"]["conditions"][0]["reason"] for each in server.asked_for("patch nodes/status")]
+    return [each.body["status"]["conditions"][0]["reason"] for each in server.requests_for("patch nodes/status")]
 
 
 async def test_instance_with_a_successor_leaves_the_condition_unchanged(
-    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary
+    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary
 ) -> None:
     async with AsyncExitStack() as after:
-        async with told() as old:
+        async with reporting() as old:
             old.on_snapshot(snapshot(GOOD))
             await server.until(lambda: status(server)[0] == "True")
             since = server.condition("node-1", CONDITION_TYPE)
-            new = await after.enter_async_context(told(wall=1_900_000_060.0))
+            new = await after.enter_async_context(reporting(wall=1_900_000_060.0))
             new.on_snapshot(snapshot(GOOD))
-            await diary.bell.until(lambda: bool(diary.said("cluster.standby")))
-        await server.until(lambda: len(said_of_condition(server)) == 2)
-        assert said_of_condition(server) == ["AllInService"] * 2
+            await diary.bell.until(lambda: bool(diary.logged("cluster.standby")))
+        await server.until(lambda: len(condition_reasons(server)) == 2)
+        assert condition_reasons(server) == ["AllInService"] * 2
         found = server.condition("node-1", CONDITION_TYPE)
         assert since is not None
         assert found is not None
@@ -269,7 +271,7 @@ async def test_instance_with_a_successor_leaves_the_condition_unchanged(
 
 
 async def test_successor_counts_before_it_has_reached_service_or_api_server(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
     slow = threading.Event()
 
@@ -278,47 +280,47 @@ async def test_successor_counts_before_it_has_reached_service_or_api_server(
         raise AssertionError("it is not needed any more")
 
     async with AsyncExitStack() as after:
-        async with told() as old:
+        async with reporting() as old:
             old.on_snapshot(snapshot(GOOD))
             await server.until(lambda: status(server)[0] == "True")
-            await after.enter_async_context(told(connect=connect))
+            await after.enter_async_context(reporting(connect=connect))
             after.callback(slow.set)
-        assert said_of_condition(server) == ["AllInService"]
+        assert condition_reasons(server) == ["AllInService"]
 
 
 async def test_standby_instance_writes_nothing_and_evicts_no_pod(
-    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary, tmp_path: Path
+    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary, tmp_path: Path
 ) -> None:
     server.allowed.add("create pods/eviction")
     server.pods = {("team-a", "train-0"): "uid-of-train-0"}
     (tmp_path / "other").mkdir()
     other = ApiServerClient(kubeconfig(tmp_path / "other", server.url), "node-1", deadline=20)
-    async with told() as old:
+    async with reporting() as old:
         old.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True" and bool(counts(server)))
-        asked = len(server.asked)
-        async with told() as new:
+        request_count = len(server.requests)
+        async with reporting() as new:
             both = snapshot(BAD)
             both.notices.append(noticed(evict=True))
             new.on_snapshot(both)
-            await diary.bell.until(lambda: bool(diary.said("cluster.standby")))
+            await diary.bell.until(lambda: bool(diary.logged("cluster.standby")))
             for _ in range(30):  # long enough, by the server's own clock, to have written it
                 await other.get_node()
-        assert {each.what for each in server.asked[asked:]} == {"get nodes"}
-        assert len(diary.said("cluster.standby")) == 1
+        assert {each.what for each in server.requests[request_count:]} == {"get nodes"}
+        assert len(diary.logged("cluster.standby")) == 1
     await other.close()
     # The standby instance ended before: none is left.
     assert status(server) == ("Unknown", "PluginStopped")
 
 
 async def test_every_instance_writes_and_reports_its_stop_where_no_lock_can_be_created(
-    server: ApiServerStandIn, told: Callable[..., Any], tmp_path: Path
+    server: ApiServerStandIn, reporting: Callable[..., Any], tmp_path: Path
 ) -> None:
-    async with told(locks=tmp_path / "missing") as old, told(locks=tmp_path / "missing") as new:
+    async with reporting(locks=tmp_path / "missing") as old, reporting(locks=tmp_path / "missing") as new:
         for each in (old, new):
             each.on_snapshot(snapshot(GOOD))
-        await server.until(lambda: said_of_condition(server) == ["AllInService"] * 2)
-    assert said_of_condition(server)[2:] == ["PluginStopped"] * 2
+        await server.until(lambda: condition_reasons(server) == ["AllInService"] * 2)
+    assert condition_reasons(server)[2:] == ["PluginStopped"] * 2
 
 
 def test_instance_that_takes_over_the_lock_detects_its_own_successor(tmp_path: Path) -> None:
@@ -353,127 +355,127 @@ def test_instance_whose_lock_file_was_removed_detects_the_instance_that_locked_t
 
 
 async def test_pod_that_the_policy_evicts_is_evicted_once(
-    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary
+    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary
 ) -> None:
     server.allowed.add("create pods/eviction")
     server.pods = {("team-a", "train-0"): "uid-of-train-0", ("team-a", "other"): "uid-of-other"}
-    async with told() as telling:
-        telling.on_snapshot(with_notices(noticed(evict=True), noticed(pod="other")))
-        await diary.bell.until(lambda: bool(diary.said("pod.evicted")))
-        telling.on_snapshot(with_notices(noticed(evict=True), noticed(pod="other")))
-        telling.on_snapshot(snapshot(BAD))
+    async with reporting() as reporter:
+        reporter.on_snapshot(with_notices(noticed(evict=True), noticed(pod="other")))
+        await diary.bell.until(lambda: bool(diary.logged("pod.evicted")))
+        reporter.on_snapshot(with_notices(noticed(evict=True), noticed(pod="other")))
+        reporter.on_snapshot(snapshot(BAD))
         await server.until(lambda: status(server)[0] == "False")
     assert server.evicted == ["uid-of-train-0"]
-    assert len(server.asked_for("create pods/eviction")) == 1
-    assert len(diary.said("pod.evicted", tenant="team-a", pod="train-0")) == 1
+    assert len(server.requests_for("create pods/eviction")) == 1
+    assert len(diary.logged("pod.evicted", tenant="team-a", pod="train-0")) == 1
 
 
-async def test_eviction_waits_for_a_disruption_budget(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
+async def test_eviction_waits_for_a_disruption_budget(server: ApiServerStandIn, reporting: Callable[..., Any]) -> None:
     server.allowed.add("create pods/eviction")
     server.pods = {("team-a", "train-0"): "uid-of-train-0"}
     server.guarded = {"uid-of-train-0"}
-    async with told(replace(QUICK, writers=replace(QUICK.writers, retry=0.01))) as telling:
-        telling.on_snapshot(with_notices(noticed(evict=True)))
-        await server.until(lambda: len(server.asked_for("create pods/eviction")) >= 3)
+    async with reporting(replace(QUICK, writers=replace(QUICK.writers, retry=0.01))) as reporter:
+        reporter.on_snapshot(with_notices(noticed(evict=True)))
+        await server.until(lambda: len(server.requests_for("create pods/eviction")) >= 3)
         assert server.evicted == []
         server.guarded.clear()
         await server.until(lambda: bool(server.evicted))
 
 
 async def test_pod_that_starts_while_its_eviction_is_queued_is_not_evicted(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
     server.allowed.add("create pods/eviction")
     server.pods = {("team-a", "train-0"): "uid-of-train-0"}
     slow = [True]
-    server.fault = lambda asked: HANG if slow[0] else None
-    async with told() as telling:
-        telling.on_snapshot(with_notices(noticed(evict=True)))
-        await server.until(lambda: bool(server.asked))  # all others wait for their turn behind it
-        telling.on_snapshot(snapshot(BAD))  # which no longer contains the pod
+    server.fault = lambda request: HANG if slow[0] else None
+    async with reporting() as reporter:
+        reporter.on_snapshot(with_notices(noticed(evict=True)))
+        await server.until(lambda: bool(server.requests))  # all others wait for their turn behind it
+        reporter.on_snapshot(snapshot(BAD))  # which no longer contains the pod
         slow[0] = False
         await server.stop()  # which ends the unanswered request
         await server.start()
         await server.until(lambda: status(server)[0] == "False" and bool(counts(server)))
         await server.until(lambda: any(reason == "GpuOutOfService" for _, reason, _ in reasons(server)))
-    assert server.asked_for("create pods/eviction") == []
+    assert server.requests_for("create pods/eviction") == []
 
 
 async def test_pod_whose_eviction_is_refused_does_not_block_the_eviction_of_another(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
     server.allowed.add("create pods/eviction")
     server.pods = {("team-a", f"train-{number}"): f"uid-of-train-{number}" for number in range(2)}
     refusal = failure(403, "Forbidden", "the namespace is being terminated")
-    server.fault = lambda asked: refusal if "train-0/eviction" in asked.path else None
-    async with told() as telling:
-        telling.on_snapshot(with_notices(noticed(evict=True), noticed(evict=True, pod="train-1")))
+    server.fault = lambda request: refusal if "train-0/eviction" in request.path else None
+    async with reporting() as reporter:
+        reporter.on_snapshot(with_notices(noticed(evict=True), noticed(evict=True, pod="train-1")))
         await server.until(lambda: server.evicted == ["uid-of-train-1"])
 
 
 async def test_missing_eviction_permission_is_logged_once_and_other_writes_continue(
-    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary
+    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary
 ) -> None:
     server.pods = {("team-a", "train-0"): "uid-of-train-0"}
-    async with told() as telling:
-        telling.on_snapshot(with_notices(noticed(evict=True)))
-        await diary.bell.until(lambda: bool(diary.said("eviction.refused", pod="train-0")))
+    async with reporting() as reporter:
+        reporter.on_snapshot(with_notices(noticed(evict=True)))
+        await diary.bell.until(lambda: bool(diary.logged("eviction.refused", pod="train-0")))
         await server.until(lambda: len(server.events) == 1)
         for state, shown in (("False", BAD), ("True", GOOD)):
             both = snapshot(shown)
             both.notices.append(noticed(evict=True))
-            telling.on_snapshot(both)
+            reporter.on_snapshot(both)
             await server.until(lambda state=state: status(server)[0] == state)  # type: ignore[misc]
     assert server.evicted == []
-    assert len(server.asked_for("create pods/eviction")) == 1
-    assert len(diary.said("eviction.refused")) == 1
+    assert len(server.requests_for("create pods/eviction")) == 1
+    assert len(diary.logged("eviction.refused")) == 1
 
 
 # --- a failing API server --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         failure(401, "Unauthorized"),
         failure(429, "TooManyRequests", after=0),
         failure(500, "InternalError"),
         failure(409, "Conflict"),
-        Said(200, b"{]"),
-        Said(503, b"<html>", (("Content-Type", "text/html"),)),
+        Response(200, b"{]"),
+        Response(503, b"<html>", (("Content-Type", "text/html"),)),
         DROP,
     ],
     ids=str,
 )
 async def test_failed_writes_are_retried_until_condition_labels_and_events_are_written(
-    server: ApiServerStandIn, told: Callable[..., Any], said: Said
+    server: ApiServerStandIn, reporting: Callable[..., Any], response: Response
 ) -> None:
     faults = {"get nodes": 2, "patch nodes/status": 2, "patch nodes": 2, "create events": 2}
 
-    def fault(asked: Asked) -> Said | None:
-        faults[asked.what] = faults.get(asked.what, 0) - 1
-        return said if faults[asked.what] >= 0 else None
+    def fault(request: Request) -> Response | None:
+        faults[request.what] = faults.get(request.what, 0) - 1
+        return response if faults[request.what] >= 0 else None
 
     server.fault = fault
-    async with told(replace(QUICK, events=replace(QUICK.events, refused_retry=0.01))) as telling:
-        telling.on_snapshot(snapshot(BAD))
+    async with reporting(replace(QUICK, events=replace(QUICK.events, refused_retry=0.01))) as reporter:
+        reporter.on_snapshot(snapshot(BAD))
         await server.until(lambda: status(server)[0] == "False" and counts(server).get("quarantined") == "1")
         await server.until(lambda: bool(server.events))
 
 
 async def test_one_missing_permission_does_not_block_other_writes(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
     for missing in ("patch nodes/status", "patch nodes", "create events"):
         server.allowed = {"get nodes", "patch nodes", "patch nodes/status", "create events"} - {missing}
         server.add_node("node-1")
         server.events.clear()
-        asked = len(server.asked)
-        async with told() as telling:
-            telling.on_snapshot(snapshot(BAD))
+        request = len(server.requests)
+        async with reporting() as reporter:
+            reporter.on_snapshot(snapshot(BAD))
             await server.until(
-                lambda missing=missing, asked=asked: (  # type: ignore[misc]
-                    any(each.what == missing for each in server.asked[asked:])
+                lambda missing=missing, request=request: (  # type: ignore[misc]
+                    any(each.what == missing for each in server.requests[request:])
                     and (missing == "patch nodes/status" or status(server)[0] == "False")
                     and (missing == "patch nodes" or counts(server).get("quarantined") == "1")
                     and (missing == "create events" or len(server.events) == 1)
@@ -482,110 +484,110 @@ async def test_one_missing_permission_does_not_block_other_writes(
 
 
 async def test_current_state_and_not_the_missed_changes_is_written_after_an_outage(
-    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary
+    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary
 ) -> None:
-    async with told() as telling:
-        telling.on_snapshot(snapshot(GOOD))
+    async with reporting() as reporter:
+        reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True" and bool(counts(server)))
         await server.stop()
         for number in range(1000):
-            telling.on_snapshot(snapshot(BAD if number % 2 else GOOD, device(1)))
+            reporter.on_snapshot(snapshot(BAD if number % 2 else GOOD, device(1)))
             await asyncio.sleep(0)
-        await diary.bell.until(lambda: bool(diary.said("cluster.write-failed", kind="condition")))
-        telling.on_snapshot(snapshot(GOOD, device(1, advertised=False, state="condemned", refusal="It is condemned.")))
-        server.fault = lambda asked: failure(503, "ServiceUnavailable")
+        await diary.bell.until(lambda: bool(diary.logged("cluster.write-failed", kind="condition")))
+        reporter.on_snapshot(snapshot(GOOD, device(1, advertised=False, state="condemned", refusal="It is condemned.")))
+        server.fault = lambda request: failure(503, "ServiceUnavailable")
         await server.start()
-        before = len(server.asked)
-        await server.until(lambda: len(server.asked) >= before + 4)  # every change was attempted, none written
-        server.fault = lambda asked: None
-        before = len(server.asked)
+        before = len(server.requests)
+        await server.until(lambda: len(server.requests) >= before + 4)  # every change was attempted, none written
+        server.fault = lambda request: None
+        before = len(server.requests)
         await server.until(lambda: status(server)[0] == "False" and len(server.events) == 1)
         await server.until(lambda: counts(server) == {"clean": "1", "dirty": "0", "quarantined": "1"})
         assert reasons(server) == [("node-1", "GpuCondemned", 1)]
-        assert len(server.asked) - before <= 8
-        await diary.bell.until(lambda: bool(diary.said("cluster.write-succeeded", kind="condition")))
+        assert len(server.requests) - before <= 8
+        await diary.bell.until(lambda: bool(diary.logged("cluster.write-succeeded", kind="condition")))
 
 
-async def test_removed_labels_are_restored(server: ApiServerStandIn, told: Callable[..., Any]) -> None:
-    async with told(replace(QUICK, writers=replace(QUICK.writers, heartbeat=0.01))) as telling:
-        telling.on_snapshot(snapshot(GOOD))
+async def test_removed_labels_are_restored(server: ApiServerStandIn, reporting: Callable[..., Any]) -> None:
+    async with reporting(replace(QUICK, writers=replace(QUICK.writers, heartbeat=0.01))) as reporter:
+        reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: bool(counts(server)))
         server.nodes["node-1"]["metadata"]["labels"].clear()
         await server.until(lambda: counts(server) == {"clean": "1", "dirty": "0", "quarantined": "0"})
 
 
 async def test_failing_api_server_is_not_called_again_for_a_while(
-    server: ApiServerStandIn, told: Callable[..., Any], tmp_path: Path
+    server: ApiServerStandIn, reporting: Callable[..., Any], tmp_path: Path
 ) -> None:
-    server.fault = lambda asked: failure(500, "InternalError") if asked.token == "Bearer good" else None
-    async with told(replace(QUICK, shutdown=0.05, backoff=BackoffTimes(first=60, max=60))) as telling:
-        telling.on_snapshot(snapshot(BAD))
-        await server.until(lambda: len(server.asked) == 3)  # the condition, the labels, the event
+    server.fault = lambda request: failure(500, "InternalError") if request.token == "Bearer good" else None
+    async with reporting(replace(QUICK, shutdown=0.05, backoff=BackoffTimes(first=60, max=60))) as reporter:
+        reporter.on_snapshot(snapshot(BAD))
+        await server.until(lambda: len(server.requests) == 3)  # the condition, the labels, the event
         server.token = "mine"
         (tmp_path / "other").mkdir()
         other = ApiServerClient(kubeconfig(tmp_path / "other", server.url, token="mine"), "node-1", deadline=20)
         for number in range(30):  # long enough, by the server's own clock, for a hundred more
-            telling.on_snapshot(snapshot(BAD if number % 2 else GOOD))
+            reporter.on_snapshot(snapshot(BAD if number % 2 else GOOD))
             await other.get_node()
         await other.close()
-    assert [each.what for each in server.asked if each.token == "Bearer good"] == [
+    assert [each.what for each in server.requests if each.token == "Bearer good"] == [
         *("get nodes", "patch nodes", "create events")
     ]
 
 
 async def test_occasional_failures_do_not_lengthen_the_backoff(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
     odd = [True]
 
-    def fault(asked: Asked) -> Said | None:
-        if asked.what != "patch nodes/status":
+    def fault(request: Request) -> Response | None:
+        if request.what != "patch nodes/status":
             return None
         odd[0] = not odd[0]
         return failure(503, "ServiceUnavailable") if odd[0] else None
 
     server.fault = fault
-    async with told(replace(QUICK, backoff=BackoffTimes(first=0.01, max=PATIENCE * 100))) as telling:
+    async with reporting(replace(QUICK, backoff=BackoffTimes(first=0.01, max=DEADLINE * 100))) as reporter:
         for number in range(14):  # doubled each time, the last pause would exceed the test's timeout
-            telling.on_snapshot(snapshot(BAD if number % 2 else GOOD))
+            reporter.on_snapshot(snapshot(BAD if number % 2 else GOOD))
             await server.until(lambda number=number: status(server)[0] == str(number % 2 == 0))  # type: ignore[misc]
 
 
 async def test_unresponsive_api_server_blocks_no_snapshot_and_queues_no_requests(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
-    server.fault = lambda asked: HANG
-    async with asyncio.timeout(PATIENCE), told(replace(QUICK, shutdown=0.05)) as telling:
-        telling.on_snapshot(snapshot(GOOD))
-        await server.until(lambda: bool(server.asked))
+    server.fault = lambda request: HANG
+    async with asyncio.timeout(DEADLINE), reporting(replace(QUICK, shutdown=0.05)) as reporter:
+        reporter.on_snapshot(snapshot(GOOD))
+        await server.until(lambda: bool(server.requests))
         for _ in range(10_000):
-            telling.on_snapshot(snapshot(BAD))
-    assert len(server.asked) == 1  # one request at a time, and none is queued to be sent later
+            reporter.on_snapshot(snapshot(BAD))
+    assert len(server.requests) == 1  # one request at a time, and none is queued to be sent later
 
 
 async def test_final_condition_write_is_cut_short_if_the_api_server_does_not_answer(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
-    async with asyncio.timeout(PATIENCE), told(replace(QUICK, shutdown=0.05)) as telling:
-        telling.on_snapshot(snapshot(GOOD))
+    async with asyncio.timeout(DEADLINE), reporting(replace(QUICK, shutdown=0.05)) as reporter:
+        reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True" and bool(counts(server)))
-        server.fault = lambda asked: HANG
+        server.fault = lambda request: HANG
     assert status(server)[0] == "True"
 
 
 async def test_burst_of_changes_does_not_cause_a_burst_of_writes(
-    server: ApiServerStandIn, told: Callable[..., Any]
+    server: ApiServerStandIn, reporting: Callable[..., Any]
 ) -> None:
     times = replace(QUICK, writers=WriterTimes(), events=EventDiffTimes())
-    async with told(times) as telling:
-        telling.on_snapshot(snapshot(GOOD))
+    async with reporting(times) as reporter:
+        reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True" and bool(counts(server)))
         for number in range(200):
-            telling.on_snapshot(snapshot(BAD if number % 2 else GOOD))
+            reporter.on_snapshot(snapshot(BAD if number % 2 else GOOD))
             await asyncio.sleep(0)
-        telling.on_snapshot(snapshot(BAD, with_index(1)))
+        reporter.on_snapshot(snapshot(BAD, with_index(1)))
         await server.until(lambda: len(server.events) >= 1)
-    writes = [each.what for each in server.asked if each.what not in ("get nodes", "create events")]
+    writes = [each.what for each in server.requests if each.what not in ("get nodes", "create events")]
     assert writes.count("patch nodes") == 1
     assert writes.count("patch nodes/status") == 2  # the first write and the last
     assert len(server.events) <= 2
@@ -611,26 +613,26 @@ class Stumbling:
     async def patch_condition(self, condition: NodeCondition, *, since: datetime, now: datetime) -> ClusterNode:
         if not self._stumbled:
             self._stumbled = True
-            raise ZeroDivisionError("nobody foresaw this")
+            raise ZeroDivisionError("an unexpected error")
         return await self._behind.patch_condition(condition, since=since, now=now)
 
 
 async def test_unexpected_error_is_logged_and_the_reporter_restarts(
-    server: ApiServerStandIn, told: Callable[..., Any], diary: Diary, tmp_path: Path
+    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary, tmp_path: Path
 ) -> None:
     behind = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20)
-    async with told(connect=lambda: Stumbling(behind)) as telling:
-        telling.on_snapshot(snapshot(BAD))
+    async with reporting(connect=lambda: Stumbling(behind)) as reporter:
+        reporter.on_snapshot(snapshot(BAD))
         await server.until(lambda: status(server)[0] == "False" and len(server.events) == 1)
-    (line,) = diary.said("cluster.failed")
-    assert "nobody foresaw this" in repr(line["exc_info"])
+    (line,) = diary.logged("cluster.failed")
+    assert "an unexpected error" in repr(line["exc_info"])
     assert reasons(server) == [("node-1", "GpuOutOfService", 1)]
 
 
-async def test_client_that_cannot_be_imported_is_logged(told: Callable[..., Any], diary: Diary) -> None:
+async def test_client_that_cannot_be_imported_is_logged(reporting: Callable[..., Any], diary: Diary) -> None:
     def missing() -> ClosableClusterApi:
         raise ImportError("No module named 'lightkube'")
 
-    async with told(connect=missing) as telling:
-        telling.on_snapshot(snapshot(GOOD))
-        await diary.bell.until(lambda: len(diary.said("cluster.failed")) >= 2)
+    async with reporting(connect=missing) as reporter:
+        reporter.on_snapshot(snapshot(GOOD))
+        await diary.bell.until(lambda: len(diary.logged("cluster.failed")) >= 2)

@@ -32,7 +32,7 @@ from plugin.cluster.view import (
 )
 from plugin.cluster.writers import ConditionWriter, EventsWriter, EvictionWriter, LabelsWriter, WriterTimes
 from plugin.logs import create_logger
-from tests.plugin_collaborators import PATIENCE, Bell
+from tests.plugin_collaborators import DEADLINE, Bell
 
 EPOCH = 1_900_000_000.0
 TIMES = WriterTimes()
@@ -48,47 +48,47 @@ def at(seconds: float) -> datetime:
 
 
 class Written:
-    """A cluster that accepts everything, unless told what to raise next, or to make evictions wait for their turn."""
+    """A cluster that accepts everything, unless configured to raise an error, or to make evictions wait."""
 
     def __init__(self) -> None:
-        self.there = ClusterNode(None, None, {})
-        self.said: list[tuple[object, ...]] = []
+        self.current = ClusterNode(None, None, {})
+        self.writes: list[tuple[object, ...]] = []
         self.raises: list[ClusterError | None] = []
         self.bell = Bell()
         self.queued = 0
         self.turn = asyncio.Event()
         self.turn.set()
 
-    def _say(self, *words: object) -> None:
-        self.said.append(words)
+    def _record(self, *words: object) -> None:
+        self.writes.append(words)
         self.bell.ring()
         if self.raises and (error := self.raises.pop(0)) is not None:
             raise error
 
     async def get_node(self) -> ClusterNode:
-        self._say("node")
-        return self.there
+        self._record("node")
+        return self.current
 
     async def patch_condition(self, condition: NodeCondition, *, since: datetime, now: datetime) -> ClusterNode:
-        self._say("condition", condition.status, condition.reason, since, now)
-        self.there = ClusterNode(condition.status, since, self.there.labels)
-        return self.there
+        self._record("condition", condition.status, condition.reason, since, now)
+        self.current = ClusterNode(condition.status, since, self.current.labels)
+        return self.current
 
     async def patch_labels(self, labels: Mapping[str, str]) -> None:
-        self._say("labels", *labels.values())
+        self._record("labels", *labels.values())
 
     async def create_event(self, event: EventContent, now: datetime) -> None:
-        self._say("create", event.reason)
+        self._record("create", event.reason)
 
     async def repeat_event(self, event: EventContent, now: datetime, count: int | None) -> int:
-        self._say("repeat", event.reason, count)
+        self._record("repeat", event.reason, count)
         return 7 if count is None else count
 
     async def evict_pod(self, namespace: str, pod: str, uid: str) -> None:
         self.queued += 1
         self.bell.ring()
         await self.turn.wait()
-        self._say("evict", uid)
+        self._record("evict", uid)
 
 
 class Wall:
@@ -124,7 +124,7 @@ async def test_condition_is_not_written_before_the_first_snapshot(cluster: Writt
     assert duty.seconds_until_due(0) is None
     await duty.write(0)
     await duty.write_stopped()
-    assert cluster.said == []
+    assert cluster.writes == []
 
 
 async def test_first_condition_write_reads_the_node_first(cluster: Written, wall: Wall) -> None:
@@ -132,15 +132,15 @@ async def test_first_condition_write_reads_the_node_first(cluster: Written, wall
     duty.update(GOOD)
     assert duty.seconds_until_due(0) == 0
     await duty.write(0)
-    assert cluster.said == [("node",), ("condition", ConditionStatus.TRUE, "AllInService", at(0), at(0))]
+    assert cluster.writes == [("node",), ("condition", ConditionStatus.TRUE, "AllInService", at(0), at(0))]
 
 
 async def test_plugin_restart_keeps_the_transition_time_of_the_condition(cluster: Written, wall: Wall) -> None:
-    cluster.there = ClusterNode(ConditionStatus.TRUE, at(-5000), {})
+    cluster.current = ClusterNode(ConditionStatus.TRUE, at(-5000), {})
     duty = condition_duty(cluster, wall)
     duty.update(GOOD)
     await duty.write(0)
-    assert cluster.said[-1] == ("condition", ConditionStatus.TRUE, "AllInService", at(-5000), at(0))
+    assert cluster.writes[-1] == ("condition", ConditionStatus.TRUE, "AllInService", at(-5000), at(0))
 
 
 async def test_transition_time_changes_with_the_condition_status_only(cluster: Written, wall: Wall) -> None:
@@ -152,7 +152,7 @@ async def test_transition_time_changes_with_the_condition_status_only(cluster: W
         wall.seconds = seconds
         duty.update(view)
         await duty.write(seconds)
-    assert [words[1:4] for words in cluster.said if words[0] == "condition"] == [
+    assert [words[1:4] for words in cluster.writes if words[0] == "condition"] == [
         (ConditionStatus.FALSE, "NoneInService", at(0)),
         (ConditionStatus.FALSE, "SomeOutOfService", at(0)),
         (ConditionStatus.TRUE, "AllInService", at(40)),
@@ -179,8 +179,8 @@ async def test_unchanged_condition_is_written_at_the_heartbeat_interval(cluster:
     wall.seconds = beat = TIMES.confirm + TIMES.heartbeat
     assert duty.seconds_until_due(beat) == 0
     await duty.write(beat)
-    assert cluster.said[-1] == ("condition", ConditionStatus.TRUE, "AllInService", at(0), at(beat))
-    assert cluster.said.count(("node",)) == 1
+    assert cluster.writes[-1] == ("condition", ConditionStatus.TRUE, "AllInService", at(0), at(beat))
+    assert cluster.writes.count(("node",)) == 1
 
 
 async def test_late_stopped_condition_of_an_earlier_instance_is_replaced_after_ten_seconds(
@@ -189,15 +189,15 @@ async def test_late_stopped_condition_of_an_earlier_instance_is_replaced_after_t
     duty = condition_duty(cluster, wall)
     duty.update(GOOD)
     await duty.write(0)
-    cluster.there = ClusterNode(PLUGIN_STOPPED_CONDITION.status, at(1), {})  # an abandoned request that arrived
+    cluster.current = ClusterNode(PLUGIN_STOPPED_CONDITION.status, at(1), {})  # an abandoned request that arrived
     assert duty.seconds_until_due(0) == TIMES.confirm == 10
     wall.seconds = TIMES.confirm
     await duty.write(TIMES.confirm)
-    assert cluster.said[-1] == ("condition", ConditionStatus.TRUE, "AllInService", at(0), at(TIMES.confirm))
+    assert cluster.writes[-1] == ("condition", ConditionStatus.TRUE, "AllInService", at(0), at(TIMES.confirm))
 
 
 async def test_each_condition_write_passes_the_updated_node_on(cluster: Written, wall: Wall) -> None:
-    cluster.there = ClusterNode(None, None, {"zone": "b"})
+    cluster.current = ClusterNode(None, None, {"zone": "b"})
     shown: list[ClusterNode] = []
     duty = condition_duty(cluster, wall, shown)
     duty.update(GOOD)
@@ -214,10 +214,12 @@ async def test_node_is_read_again_after_a_failed_condition_write(cluster: Writte
     with pytest.raises(ApiUnavailable):
         await duty.write(10)
     assert duty.seconds_until_due(10) == 0
-    cluster.there = ClusterNode(ConditionStatus.FALSE, at(3), {})  # the request had arrived, only its response was lost
+    cluster.current = ClusterNode(
+        ConditionStatus.FALSE, at(3), {}
+    )  # the request had arrived, only its response was lost
     await duty.write(11)
-    assert [words[:1] for words in cluster.said[-2:]] == [("node",), ("condition",)]
-    assert cluster.said[-1][3] == at(3)
+    assert [words[:1] for words in cluster.writes[-2:]] == [("node",), ("condition",)]
+    assert cluster.writes[-1][3] == at(3)
 
 
 async def test_last_condition_write_states_that_the_plugin_stopped(cluster: Written, wall: Wall) -> None:
@@ -226,7 +228,7 @@ async def test_last_condition_write_states_that_the_plugin_stopped(cluster: Writ
     await duty.write(0)
     wall.seconds = 5
     await duty.write_stopped()
-    assert cluster.said[-1] == ("condition", PLUGIN_STOPPED_CONDITION.status, "PluginStopped", at(5), at(5))
+    assert cluster.writes[-1] == ("condition", PLUGIN_STOPPED_CONDITION.status, "PluginStopped", at(5), at(5))
 
 
 async def test_condition_write_that_may_have_arrived_is_followed_by_the_stopped_condition(
@@ -238,7 +240,7 @@ async def test_condition_write_that_may_have_arrived_is_followed_by_the_stopped_
     with pytest.raises(ApiUnavailable):
         await duty.write(0)
     await duty.write_stopped()
-    assert cluster.said[-1][:3] == ("condition", PLUGIN_STOPPED_CONDITION.status, "PluginStopped")
+    assert cluster.writes[-1][:3] == ("condition", PLUGIN_STOPPED_CONDITION.status, "PluginStopped")
 
 
 async def test_stopped_condition_is_not_written_if_no_device_status_was_ever_written(
@@ -247,10 +249,10 @@ async def test_stopped_condition_is_not_written_if_no_device_status_was_ever_wri
     duty = condition_duty(cluster, wall)
     duty.update(ClusterView())
     await duty.write(0)
-    assert cluster.said[-1][2] == SERVICE_AWAY_CONDITION.reason
-    said = len(cluster.said)
+    assert cluster.writes[-1][2] == SERVICE_AWAY_CONDITION.reason
+    count = len(cluster.writes)
     await duty.write_stopped()
-    assert len(cluster.said) == said
+    assert len(cluster.writes) == count
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------
@@ -270,7 +272,7 @@ async def test_labels_are_written_at_most_once_a_minute_for_pods_that_come_and_g
         due = duty.seconds_until_due(second)
         if due is not None and due <= 0:
             await duty.write(second)
-    assert 2 <= len(cluster.said) <= 61
+    assert 2 <= len(cluster.writes) <= 61
 
 
 async def test_quarantine_label_does_not_wait_for_the_next_minute(cluster: Written) -> None:
@@ -299,7 +301,7 @@ async def test_quarantine_labels_are_written_on_change_only_and_at_most_every_te
     assert duty.seconds_until_due(4) == 6
     duty.update(GOOD)
     assert duty.seconds_until_due(4) is None
-    assert cluster.said == [("labels", "1", "0", "0")]
+    assert cluster.writes == [("labels", "1", "0", "0")]
 
 
 async def test_labels_already_on_the_node_are_not_written(cluster: Written) -> None:
@@ -321,8 +323,8 @@ async def test_labels_that_were_removed_are_written_again(cluster: Written) -> N
 
 
 def events_duty(cluster: Written, wall: Wall) -> EventsWriter:
-    bulletin = EventDiff("node-1", EventDiffTimes())
-    return EventsWriter(cluster, bulletin, wall=wall, log=create_logger(level="error"))
+    diff = EventDiff("node-1", EventDiffTimes())
+    return EventsWriter(cluster, diff, wall=wall, log=create_logger(level="error"))
 
 
 async def test_event_is_created_once_and_then_repeated(cluster: Written, wall: Wall) -> None:
@@ -331,7 +333,7 @@ async def test_event_is_created_once_and_then_repeated(cluster: Written, wall: W
         duty.update(view)
         assert duty.seconds_until_due(now) is not None
         await duty.write(now)
-    assert cluster.said == [
+    assert cluster.writes == [
         ("create", "GpuOutOfService"),
         ("create", "GpuBackInService"),
         ("repeat", "GpuOutOfService", 2),
@@ -344,7 +346,7 @@ async def test_event_of_an_earlier_run_is_repeated_and_its_count_continued(clust
     for now, view in ((0, BAD), (1, GOOD), (100, BAD)):
         duty.update(view)
         await duty.write(now)
-    assert cluster.said == [
+    assert cluster.writes == [
         ("create", "GpuOutOfService"),
         ("repeat", "GpuOutOfService", None),
         ("create", "GpuBackInService"),
@@ -362,7 +364,7 @@ async def test_expired_event_is_created_again(cluster: Written, wall: Wall) -> N
     await duty.write(100)
     assert duty.seconds_until_due(100) == 0 or (duty.seconds_until_due(100) or 0) < 0
     await duty.write(100)
-    assert cluster.said[-2:] == [("repeat", "GpuOutOfService", 2), ("create", "GpuOutOfService")]
+    assert cluster.writes[-2:] == [("repeat", "GpuOutOfService", 2), ("create", "GpuOutOfService")]
 
 
 @pytest.mark.parametrize("kind", [ApiForbidden, ApiInvalidRequest, ApiNotFound])
@@ -374,7 +376,7 @@ async def test_one_refused_event_does_not_block_other_events(
     duty.update(ClusterView(True, (), (OwnerNotice("a", "p", "u", "R", "s."), OwnerNotice("b", "q", "v", "R", "t."))))
     await duty.write(0)
     await duty.write(0)
-    assert len(cluster.said) == 2
+    assert len(cluster.writes) == 2
     assert duty.seconds_until_due(0) == EventDiffTimes().refused_retry
 
 
@@ -387,15 +389,15 @@ async def test_unavailable_api_server_is_reported_to_the_caller_of_the_event_wri
     with pytest.raises(ApiUnavailable):
         await duty.write(0)
     await duty.write(1)
-    assert cluster.said == [("create", "GpuOutOfService")] * 2
+    assert cluster.writes == [("create", "GpuOutOfService")] * 2
 
 
 # --- evictions -------------------------------------------------------------------------------------------------------
 
 
-def evicting(*uids: str, heard: bool = True) -> ClusterView:
+def evicting(*uids: str, is_connected: bool = True) -> ClusterView:
     notices = tuple(OwnerNotice("team-a", f"p-{uid}", uid, "GpuHandOverRefused", "It waits.", True) for uid in uids)
-    return ClusterView(heard, (), notices)
+    return ClusterView(is_connected, (), notices)
 
 
 @pytest.fixture
@@ -413,7 +415,7 @@ async def test_evictions_are_spaced_and_none_is_sent_twice(cluster: Written, evi
     await eviction.write(0)
     assert eviction.seconds_until_due(0) == TIMES.eviction
     await eviction.write(10)
-    assert cluster.said == [("evict", "a"), ("evict", "b")]
+    assert cluster.writes == [("evict", "a"), ("evict", "b")]
     assert eviction.seconds_until_due(10) == TIMES.long_retry - 10
 
 
@@ -424,10 +426,10 @@ async def test_eviction_blocked_by_a_disruption_budget_is_retried_after_the_next
     eviction.update(evicting("a", "b"))
     for now in (0, 10):
         await eviction.write(now)
-    assert cluster.said == [("evict", "a"), ("evict", "b")]
+    assert cluster.writes == [("evict", "a"), ("evict", "b")]
     assert eviction.seconds_until_due(10) == 80
     await eviction.write(90)
-    assert cluster.said[-1] == ("evict", "a")
+    assert cluster.writes[-1] == ("evict", "a")
 
 
 @pytest.mark.parametrize("kind", [ApiConflict, ApiInvalidRequest, ApiNotFound])
@@ -449,7 +451,7 @@ async def test_pod_that_must_not_be_evicted_does_not_block_other_evictions(
     await eviction.write(0)
     assert eviction.seconds_until_due(0) == TIMES.eviction
     await eviction.write(10)
-    assert cluster.said == [("evict", "a"), ("evict", "b")]
+    assert cluster.writes == [("evict", "a"), ("evict", "b")]
     assert eviction.seconds_until_due(10) == TIMES.long_retry - 10
 
 
@@ -473,12 +475,12 @@ async def test_a_pod_that_waits_for_several_devices_is_evicted_once(cluster: Wri
         )
     )
     await eviction.write(0)
-    assert cluster.said == [("evict", "a")]
+    assert cluster.writes == [("evict", "a")]
     assert eviction.seconds_until_due(0) == TIMES.long_retry
 
 
 @pytest.mark.parametrize(
-    "after", [evicting("b"), ClusterView()], ids=["it was given its device", "nobody is heard any more"]
+    "after", [evicting("b"), ClusterView()], ids=["it was given its device", "no service is connected any more"]
 )
 async def test_queued_eviction_is_withdrawn_when_it_is_no_longer_requested(
     cluster: Written, eviction: EvictionWriter, after: ClusterView
@@ -489,9 +491,9 @@ async def test_queued_eviction_is_withdrawn_when_it_is_no_longer_requested(
     await cluster.bell.until(lambda: cluster.queued == 1)
     eviction.update(after)
     cluster.turn.set()  # its turn comes at the same moment
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(DEADLINE):
         await acting
-    assert cluster.said == []
+    assert cluster.writes == []
 
 
 async def test_queued_eviction_that_is_still_requested_is_sent(cluster: Written, eviction: EvictionWriter) -> None:
@@ -501,9 +503,9 @@ async def test_queued_eviction_that_is_still_requested_is_sent(cluster: Written,
     await cluster.bell.until(lambda: cluster.queued == 1)
     eviction.update(evicting("a", "b"))
     cluster.turn.set()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(DEADLINE):
         await acting
-    assert cluster.said == [("evict", "a")]
+    assert cluster.writes == [("evict", "a")]
 
 
 async def test_queued_eviction_ends_with_the_task_that_requested_it(cluster: Written, eviction: EvictionWriter) -> None:
@@ -515,7 +517,7 @@ async def test_queued_eviction_ends_with_the_task_that_requested_it(cluster: Wri
     await asyncio.wait({acting})
     assert acting.cancelled()
     assert [each for each in asyncio.all_tasks() if each is not asyncio.current_task()] == []
-    assert cluster.said == []
+    assert cluster.writes == []
 
 
 async def test_no_pod_is_evicted_on_notices_of_a_service_that_is_down(

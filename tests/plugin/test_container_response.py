@@ -27,7 +27,7 @@ def simulated(name: str) -> AdvertisedDevice:
     return AdvertisedDevice(
         id=name,
         index="0",
-        verdict=ServiceVerdict.OFFERED,
+        verdict=ServiceVerdict.ADVERTISED,
         access=(Access(AccessKind.MOUNT, f"/sim/{name}", f"/dev/{name}"),),
     )
 
@@ -62,7 +62,7 @@ def accelerator(number: int) -> AdvertisedDevice:
         Access(AccessKind.CDI, f"example.com/accelerator={number}", ""),
     )
     return AdvertisedDevice(
-        id=f"accelerator-{number}", index=str(number), verdict=ServiceVerdict.OFFERED, access=access
+        id=f"accelerator-{number}", index=str(number), verdict=ServiceVerdict.ADVERTISED, access=access
     )
 
 
@@ -188,7 +188,7 @@ def test_nvidia_runtime_features_are_requested_by_environment_variables() -> Non
 
 
 def test_features_are_refused_where_nvidias_runtime_is_not_used() -> None:
-    with pytest.raises(InvalidConfiguration, match="gds: this is asked of NVIDIA's runtime"):
+    with pytest.raises(InvalidConfiguration, match="gds has no effect when only CDI injects devices"):
         NvidiaInjection((ListStrategy.CDI_CRI,), features=frozenset({Feature.GDS}))
 
 
@@ -245,5 +245,5 @@ def test_longest_kubernetes_domain_is_a_valid_annotation_prefix() -> None:
     "prefix", ["", "/", "cdi.k8s.io", "a/b/", "a b/", "Cdi.k8s.io/", ".a/", "a./", "a/\n", "ä.de/", f"a{LONGEST}"]
 )
 def test_invalid_annotation_prefix_is_refused(prefix: str) -> None:
-    with pytest.raises(InvalidConfiguration, match="write a domain and a slash"):
+    with pytest.raises(InvalidConfiguration, match="Use a domain and a slash"):
         NvidiaInjection(annotation_prefix=prefix)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 
-DEVICE = AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED, healthy=True)
+DEVICE = AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.ADVERTISED, healthy=True)
 
 
 async def test_the_first_snapshot_makes_the_first_version_even_of_an_empty_node() -> None:

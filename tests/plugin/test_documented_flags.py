@@ -26,7 +26,7 @@ def rows() -> list[tuple[set[str], set[str], str]]:
     """Return flags, variables and the last cell of each row of the table of flags."""
     table = PAGE.partition("## Flags")[2].partition("\n## ")[0]
     cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
-    return [(_code(row[0]), _code(row[1]), row[2]) for row in cells if row[0] not in ("NVIDIA's", "---")]
+    return [(_code(row[0]), _code(row[1]), row[2]) for row in cells if row[0] not in ("NVIDIA's flag", "---")]
 
 
 def _code(cell: str) -> set[str]:
@@ -35,25 +35,27 @@ def _code(cell: str) -> set[str]:
 
 def ours() -> set[str]:
     """Return the flags that, according to the page, NVIDIA's plugin does not have."""
-    sentence = re.search(r"Flags that NVIDIA's plugin does not have: (.*?)\.\n", PAGE, re.DOTALL)
-    assert sentence is not None
-    return _code(sentence[1])
+    match = re.search(r"Flags that NVIDIA's plugin does not have: (.*?)\.\n", PAGE, re.DOTALL)
+    assert match is not None
+    return _code(match[1])
 
 
 def test_every_flag_is_documented_with_its_variable() -> None:
-    there = [(flags, variables) for flags, variables, what in rows() if not what.startswith("not here") and flags]
+    accepted = [
+        (flags, variables) for flags, variables, what in rows() if not what.startswith("not available") and flags
+    ]
     for option in options():
         variables = {option.envvar} if isinstance(option.envvar, str) else set(option.envvar or ())
         if all(each.startswith("SCRUBBER_") for each in variables):
             assert set(option.opts) <= ours()
         else:
-            assert (set(option.opts), variables) in there
+            assert (set(option.opts), variables) in accepted
 
 
 def test_documented_flags_exist() -> None:
     known = {flag for option in options() for flag in option.opts}
     for flags, _, what in rows():
-        assert flags.isdisjoint(known) if what.startswith("not here") else flags <= known
+        assert flags.isdisjoint(known) if what.startswith("not available") else flags <= known
     assert ours() <= known
 
 

@@ -25,13 +25,13 @@ from scrubber.domain.errors import (
 )
 from scrubber.domain.policy import MAX_HAND_OVER_SECONDS
 from scrubber.ports.runtime import Span
-from tests.world.spans import Recorder, Told
-from tests.world.timeline import in_virtual_time
+from tests.simulation.spans import RecordedSpan, Recorder
+from tests.simulation.timeline import in_virtual_time
 
 GPU = "vendor.example/gpu"
 MEANINGS = {"a": "gpu-a", "b": "gpu-b", "c": "gpu-c"}
 QUICK = GateTimes(service_away=0.1, retry=0.01, reserve=0.1)
-UNTOLD: Span = Told("", {})
+UNTRACED: Span = RecordedSpan("", {})
 """A span that no test reads."""
 Answer = Callable[[], Awaitable[None]]
 
@@ -52,7 +52,7 @@ async def forever() -> None:
 
 
 @dataclass
-class Asked:
+class HandOverRequest:
     devices: list[str]
     wait: float
     unseen: list[str]
@@ -67,7 +67,7 @@ class Service:
     answers: list[Answer] = field(default_factory=lambda: [granted])
     reservation: Answer = granted
     announcement: Answer = granted
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[HandOverRequest] = field(default_factory=list)
     reserved: list[tuple[str, list[str]]] = field(default_factory=list)
     announced: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     meanings: dict[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Service:
         resource: str = "",
         timeout: float,
     ) -> pb.HandOverResponse:
-        self.asked.append(Asked(list(device_ids), wait_seconds, list(reserved_unseen), timeout, resource))
+        self.requests.append(HandOverRequest(list(device_ids), wait_seconds, list(reserved_unseen), timeout, resource))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         await answer()
         devices = sorted({self.meanings.get(id_, id_) for id_ in device_ids})
@@ -123,11 +123,11 @@ async def gate(
 async def test_service_wait_is_shorter_than_the_kubelets_timeout() -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a", "b"], GPU, 30.0, UNTOLD)
-    (asked,) = service.asked
-    assert asked.devices == ["a", "b"]
-    assert asked.wait < asked.timeout <= 25.0
-    assert asked.wait == pytest.approx(24.5, abs=0.4)
+    await keeper.hand_over(["a", "b"], GPU, 30.0, UNTRACED)
+    (request,) = service.requests
+    assert request.devices == ["a", "b"]
+    assert request.wait < request.timeout <= 25.0
+    assert request.wait == pytest.approx(24.5, abs=0.4)
 
 
 def test_gate_waits_as_long_as_a_policy_may_allow() -> None:
@@ -141,18 +141,18 @@ async def test_shorter_deadline_of_the_kubelet_is_kept_and_a_missing_one_is_repl
 ) -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a"], GPU, deadline, UNTOLD)
-    assert 0.8 * most < service.asked[0].wait < service.asked[0].timeout <= most
+    await keeper.hand_over(["a"], GPU, deadline, UNTRACED)
+    assert 0.8 * most < service.requests[0].wait < service.requests[0].timeout <= most
 
 
 @in_virtual_time
 async def test_start_without_a_service_is_refused_with_a_public_message() -> None:
-    service = Service(answers=[refused(Unavailable("nobody answers on /run/scrubber/plugin/plugin.sock"))])
+    service = Service(answers=[refused(Unavailable("no answer on /run/scrubber/plugin/plugin.sock"))])
     keeper, _ = await gate(service)
-    with pytest.raises(Unavailable, match="nobody answers") as caught:
-        await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
+    with pytest.raises(Unavailable, match="no answer on") as caught:
+        await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
     assert caught.value.public_message == SERVICE_AWAY
-    assert len(service.asked) > 1
+    assert len(service.requests) > 1
 
 
 @in_virtual_time
@@ -160,8 +160,8 @@ async def test_start_continues_when_the_service_returns_in_time() -> None:
     away = refused(Unavailable("restarting"))
     service = Service(answers=[away, away, granted])
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert len(service.asked) == 3
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert len(service.requests) == 3
 
 
 @in_virtual_time
@@ -176,9 +176,9 @@ async def test_service_that_dies_during_a_scrub_is_waited_for_again() -> None:
         answers=[scrubbed_for_longer_than_an_absence_may_last, refused(Unavailable("not back yet")), granted]
     )
     keeper, _ = await gate(service)
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert len(service.asked) == 3
-    assert service.asked[2].timeout < service.asked[0].timeout
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert len(service.requests) == 3
+    assert service.requests[2].timeout < service.requests[0].timeout
 
 
 @in_virtual_time
@@ -186,7 +186,7 @@ async def test_unstable_service_does_not_keep_a_start_beyond_its_deadline() -> N
     service = Service(answers=[refused(Unavailable("away"))])
     keeper, _ = await gate(service, GateTimes(service_away=60.0, retry=0.01))
     with pytest.raises(Unavailable) as caught:
-        await keeper.hand_over(["a"], GPU, 0.12, UNTOLD)
+        await keeper.hand_over(["a"], GPU, 0.12, UNTRACED)
     assert caught.value.public_message == SERVICE_AWAY
 
 
@@ -204,9 +204,9 @@ async def test_refusal_of_the_service_is_returned_at_once_and_unchanged(error: S
     service = Service(answers=[refused(error)])
     keeper, _ = await gate(service)
     with pytest.raises(type(error)) as caught:
-        await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
+        await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
     assert caught.value is error
-    assert len(service.asked) == 1
+    assert len(service.requests) == 1
 
 
 @in_virtual_time
@@ -221,7 +221,7 @@ async def test_start_cancelled_by_the_kubelet_stops_waiting() -> None:
             ended.set()
 
     keeper, _ = await gate(Service(answers=[scrubbing]))
-    start = asyncio.create_task(keeper.hand_over(["a"], GPU, 30.0, UNTOLD))
+    start = asyncio.create_task(keeper.hand_over(["a"], GPU, 30.0, UNTRACED))
     async with asyncio.timeout(5):
         await waiting.wait()
         start.cancel()
@@ -232,9 +232,9 @@ async def test_start_cancelled_by_the_kubelet_stops_waiting() -> None:
 async def test_reserved_allocation_is_not_reported_again_with_the_start() -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.reserve(["a"], GPU, UNTOLD)
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert service.asked[0].unseen == []
+    await keeper.reserve(["a"], GPU, UNTRACED)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert service.requests[0].unseen == []
 
 
 @pytest.mark.parametrize("problem", [refused(Unavailable("away")), refused(LedgerFailure("disk full")), forever])
@@ -244,32 +244,32 @@ async def test_allocation_that_could_not_be_reserved_is_reported_with_the_next_s
 ) -> None:
     service = Service(reservation=problem)
     keeper, _ = await gate(service)
-    await keeper.reserve(["a", "b"], GPU, UNTOLD)
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    await keeper.hand_over(["b", "c"], GPU, 30.0, UNTOLD)
-    assert [asked.unseen for asked in service.asked] == [["a"], [], ["b"]]
+    await keeper.reserve(["a", "b"], GPU, UNTRACED)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    await keeper.hand_over(["b", "c"], GPU, 30.0, UNTRACED)
+    assert [request.unseen for request in service.requests] == [["a"], [], ["b"]]
 
 
 @in_virtual_time
 async def test_unreserved_allocation_is_reported_until_a_start_was_granted() -> None:
     service = Service(answers=[refused(NotReady("busy")), granted], reservation=refused(Unavailable("away")))
     keeper, _ = await gate(service)
-    await keeper.reserve(["a"], GPU, UNTOLD)
+    await keeper.reserve(["a"], GPU, UNTRACED)
     with pytest.raises(NotReady):
-        await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert [asked.unseen for asked in service.asked] == [["a"], ["a"]]
+        await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert [request.unseen for request in service.requests] == [["a"], ["a"]]
 
 
 @in_virtual_time
 async def test_allocation_reserved_at_one_service_run_is_reported_to_the_next_run() -> None:
     service = Service()
     keeper, advertised = await gate(service, epoch="one")
-    await keeper.reserve(["a"], GPU, UNTOLD)
+    await keeper.reserve(["a"], GPU, UNTRACED)
     await advertised.update((), "two")
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert service.asked[0].unseen == ["a"]
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert service.requests[0].unseen == ["a"]
 
 
 @in_virtual_time
@@ -278,13 +278,13 @@ async def test_allocation_during_a_start_is_reported_with_the_next_start() -> No
     keeper, _ = await gate(service)
 
     async def allocated_meanwhile() -> None:
-        await keeper.reserve(["a"], GPU, UNTOLD)
+        await keeper.reserve(["a"], GPU, UNTRACED)
 
     service.answers = [allocated_meanwhile, granted]
-    await keeper.reserve(["a"], GPU, UNTOLD)
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert [asked.unseen for asked in service.asked] == [["a"], ["a"]]
+    await keeper.reserve(["a"], GPU, UNTRACED)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert [request.unseen for request in service.requests] == [["a"], ["a"]]
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no device is called a"), Quarantined("out of service")])
@@ -292,7 +292,7 @@ async def test_allocation_during_a_start_is_reported_with_the_next_start() -> No
 async def test_only_permanent_errors_refuse_an_allocation(error: ScrubberError) -> None:
     keeper, _ = await gate(Service(reservation=refused(error)))
     with pytest.raises(type(error)):
-        await keeper.reserve(["a"], GPU, UNTOLD)
+        await keeper.reserve(["a"], GPU, UNTRACED)
 
 
 # -- traces ------------------------------------------------------------------------------------------------------------
@@ -358,23 +358,23 @@ async def test_span_of_an_allocation_that_could_not_be_reserved_is_marked() -> N
 async def test_service_is_called_with_the_kubelets_ids_and_their_resource() -> None:
     service = Service()
     keeper, _ = await gate(service)
-    await keeper.reserve(["a"], GPU, UNTOLD)
-    await keeper.hand_over(["a", "b"], GPU, 30.0, UNTOLD)
+    await keeper.reserve(["a"], GPU, UNTRACED)
+    await keeper.hand_over(["a", "b"], GPU, 30.0, UNTRACED)
     assert service.reserved == [(GPU, ["a"])]
-    assert [(asked.resource, asked.devices) for asked in service.asked] == [(GPU, ["a", "b"])]
+    assert [(request.resource, request.devices) for request in service.requests] == [(GPU, ["a", "b"])]
 
 
 @in_virtual_time
 async def test_unreserved_allocation_of_one_resource_does_not_affect_the_same_id_of_another_resource() -> None:
     service = Service(reservation=refused(Unavailable("away")))
     keeper, _ = await gate(service)
-    await keeper.reserve(["0"], GPU, UNTOLD)
-    await keeper.hand_over(["0"], "vendor.example/nic", 30.0, UNTOLD)
-    await keeper.hand_over(["0"], GPU, 30.0, UNTOLD)
-    assert [asked.unseen for asked in service.asked] == [[], ["0"]]
+    await keeper.reserve(["0"], GPU, UNTRACED)
+    await keeper.hand_over(["0"], "vendor.example/nic", 30.0, UNTRACED)
+    await keeper.hand_over(["0"], GPU, 30.0, UNTRACED)
+    assert [request.unseen for request in service.requests] == [[], ["0"]]
 
 
-def unknown_until_told(service: Service) -> Answer:
+def unknown_until_announced(service: Service) -> Answer:
     """Return the answer of a restarted service that has not received the ids yet."""
     before = len(service.announced)
 
@@ -389,20 +389,20 @@ def unknown_until_told(service: Service) -> Answer:
 async def test_restarted_service_gets_the_resource_mapping_again_before_an_allocation_fails() -> None:
     service = Service()
     keeper, _ = await gate(service)
-    service.reservation = unknown_until_told(service)
-    await keeper.reserve(["a"], GPU, UNTOLD)
+    service.reservation = unknown_until_announced(service)
+    await keeper.reserve(["a"], GPU, UNTRACED)
     assert service.announced == [(GPU, MEANINGS)] * 2
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert service.asked[0].unseen == [], "it was told of the allocation in the end"
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert service.requests[0].unseen == [], "the allocation was reported in the end"
 
 
 @in_virtual_time
 async def test_restarted_service_gets_the_resource_mapping_again_before_a_start_is_refused() -> None:
     service = Service()
     keeper, _ = await gate(service)
-    service.answers = [unknown_until_told(service)]
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert (len(service.announced), len(service.asked)) == (2, 2)
+    service.answers = [unknown_until_announced(service)]
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert (len(service.announced), len(service.requests)) == (2, 2)
 
 
 @in_virtual_time
@@ -410,8 +410,8 @@ async def test_id_still_unknown_after_a_repeated_announcement_is_refused() -> No
     service = Service(answers=[refused(InvalidRequest("There is no device a here."))])
     keeper, _ = await gate(service)
     with pytest.raises(InvalidRequest, match="no device a"):
-        await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert (len(service.announced), len(service.asked)) == (2, 2)
+        await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert (len(service.announced), len(service.requests)) == (2, 2)
 
 
 @in_virtual_time
@@ -419,9 +419,9 @@ async def test_start_with_a_mismatched_device_is_repeated_after_a_new_announceme
     service = Service()
     keeper, _ = await gate(service)
     service.meanings = {**MEANINGS, "a": "gpu-b"}
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
     assert service.announced == [(GPU, MEANINGS)] * 2
-    assert len(service.asked) == 2
+    assert len(service.requests) == 2
 
 
 @in_virtual_time
@@ -430,8 +430,8 @@ async def test_start_is_refused_if_the_service_keeps_resolving_an_id_to_another_
     keeper, _ = await gate(service)
     service.meanings = {**MEANINGS, "a": "gpu-b"}
     service.announcement = refused(Unavailable("away"))
-    with pytest.raises(NotReady, match="takes the ids of these devices for others") as refusal:
-        await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
+    with pytest.raises(NotReady, match="maps the ids of this start to other devices") as refusal:
+        await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
     assert refusal.value.public_message == WRONG_DEVICES
 
 
@@ -440,8 +440,8 @@ async def test_failed_announcement_is_repeated_before_a_start_is_requested() -> 
     service = Service(announcement=refused(Unavailable("away")))
     keeper, _ = await gate(service)
     service.announcement = granted
-    await keeper.hand_over(["a"], GPU, 30.0, UNTOLD)
-    assert (len(service.announced), len(service.asked)) == (2, 1)
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert (len(service.announced), len(service.requests)) == (2, 1)
 
 
 @in_virtual_time
@@ -449,5 +449,5 @@ async def test_share_that_is_no_longer_listed_resolves_to_its_device() -> None:
     service = Service()
     keeper, _ = await gate(service)
     service.meanings["gpu-b::7"] = "gpu-b"
-    await keeper.hand_over(["gpu-b::7"], GPU, 30.0, UNTOLD)
-    assert len(service.asked) == 1
+    await keeper.hand_over(["gpu-b::7"], GPU, 30.0, UNTRACED)
+    assert len(service.requests) == 1

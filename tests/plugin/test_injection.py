@@ -19,11 +19,11 @@ import pytest
 from plugin.api import deviceplugin_pb2 as api
 from scrubber.api import scrubber_pb2 as pb
 from tests.gpus import gpu, install_driver, instance, seen
-from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, Registered, allocation, device, snapshot
+from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, Registered, allocation, device, snapshot
 
 ENVVAR_REFUSED = (
-    "Device {id} is not handed out: the policy refuses devices that are announced by an environment variable, which any "
-    "pod can set. Start the plugin with another --device-list-strategy."
+    "Device {id} is withheld: the policy forbids passing devices in an environment variable, because any pod can set it. "
+    "Start the plugin with another --device-list-strategy."
 )
 
 
@@ -44,10 +44,10 @@ async def plugin(directory: Path, *flags: str, **variables: str) -> AsyncIterato
             await process.wait()
 
 
-async def says(process: Process, event: str) -> dict[str, str]:
+async def next_line(process: Process, event: str) -> dict[str, str]:
     """Return the next log line with this event."""
     assert process.stderr is not None
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(DEADLINE):
         while line := await process.stderr.readline():
             found: dict[str, str] = json.loads(line)
             if found["event"] == event:
@@ -58,9 +58,9 @@ async def says(process: Process, event: str) -> dict[str, str]:
 async def ends(process: Process) -> tuple[int, str]:
     """Return its exit status, and its last line of output."""
     assert process.stderr is not None
-    async with asyncio.timeout(PATIENCE):
-        said = (await process.stderr.read()).decode()
-        return await process.wait(), said.strip().splitlines()[-1]
+    async with asyncio.timeout(DEADLINE):
+        output = (await process.stderr.read()).decode()
+        return await process.wait(), output.strip().splitlines()[-1]
 
 
 async def allocated(registered: Registered, *ids: str) -> api.ContainerAllocateResponse:
@@ -159,9 +159,9 @@ async def test_devices_are_listed_as_unhealthy_if_the_cdi_strategy_finds_no_driv
 async def test_unwritable_cdi_directory_ends_the_plugin_with_one_error_message(short_tmp: Path) -> None:
     (short_tmp / "cdi").touch()
     async with plugin(short_tmp, "--device-list-strategy=cdi-cri", "--cdi-dir", str(short_tmp / "cdi")) as process:
-        status, said = await ends(process)
+        status, output = await ends(process)
         assert status == 2
-        assert said.startswith(f"Error: No CDI specification can be written in {short_tmp / 'cdi'}")
+        assert output.startswith(f"Error: Cannot write a CDI specification to {short_tmp / 'cdi'}")
 
 
 async def test_mixed_strategy_registers_each_profile_when_its_first_instance_appears(short_tmp: Path) -> None:
@@ -180,7 +180,7 @@ async def test_mixed_strategy_registers_each_profile_when_its_first_instance_app
             "nvidia.com/mig-1g.10gb": {instance(1, 0).id},
             "nvidia.com/mig-3g.40gb.me": {instance(1, 1).id},
         }
-        with pytest.raises(grpc.aio.AioRpcError, match="is not one of this plugin's"):
+        with pytest.raises(grpc.aio.AioRpcError, match="is not in the list of this plugin"):
             await allocated(by_resource["nvidia.com/gpu"], instance(1, 0).id)
         process.send_signal(signal.SIGTERM)
         await kubelet.until(lambda: all(each.ended for each in kubelet.listed))
@@ -198,9 +198,9 @@ async def test_single_strategy_on_a_node_with_two_kinds_of_devices_ends_the_plug
         FakeService(short_tmp / "s", cut),
         plugin(short_tmp, "--mig-strategy", "single") as process,
     ):
-        status, said = await ends(process)
+        status, output = await ends(process)
         assert status == 2
-        assert said.startswith("Error: With --mig-strategy single nothing can be advertised: ")
+        assert output.startswith("Error: With --mig-strategy single, no GPU can be advertised: ")
         assert kubelet.requests == []
 
 
@@ -213,7 +213,7 @@ async def test_single_strategy_with_fail_on_init_error_off_waits_for_a_node_with
         FakeService(short_tmp / "s", cut) as service,
         plugin(short_tmp, "--mig-strategy", "single", "--fail-on-init-error=false") as process,
     ):
-        await says(process, "node.not-advertised")
+        await next_line(process, "node.not-advertised")
         assert kubelet.requests == []
         service.show(node(seen(instance(0, 0)), seen(instance(0, 1)), version=2))
         registered = await kubelet.new_registration()
@@ -227,8 +227,8 @@ async def test_policy_that_forbids_envvar_withholds_gpus_until_another_strategy_
         async with plugin(
             short_tmp, "--resource-name", "a.b/c", "--device-list-strategy=volume-mounts,envvar"
         ) as process:
-            said = await says(process, "policy.envvar-refused")
-            assert said["remedy"].startswith("start the plugin with --device-list-strategy volume-mounts")
+            output = await next_line(process, "policy.envvar-refused")
+            assert output["remedy"].startswith("start the plugin with --device-list-strategy volume-mounts")
             registered = await kubelet.new_registration()
             assert registered.lists == [{"sim-0": "Healthy", gpu(0).id: "Unhealthy"}]
             with pytest.raises(grpc.aio.AioRpcError, match=re.escape(ENVVAR_REFUSED.format(id=gpu(0).id))):
@@ -240,25 +240,30 @@ async def test_policy_that_forbids_envvar_withholds_gpus_until_another_strategy_
 
 async def test_disabled_health_checks_are_logged_with_the_place_of_the_new_setting(short_tmp: Path) -> None:
     async with plugin(short_tmp, DP_DISABLE_HEALTHCHECKS="48") as process:
-        assert "xids: ignore in the policy" in (await says(process, "plugin.disable-healthchecks-ignored"))["message"]
+        assert (
+            "xids: ignore in the policy" in (await next_line(process, "plugin.disable-healthchecks-ignored"))["message"]
+        )
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--mig-strategy", "half"), 'Error: --mig-strategy: "half" is none of none, single, mixed.'),
-        (("--device-id-strategy", "name"), 'Error: --device-id-strategy: "name" is none of uuid, index.'),
-        (("--device-list-strategy", "env"), 'Error: --device-list-strategy: "env" is no way to pass devices;'),
-        (("--nvidia-driver-root", "driver"), 'Error: --nvidia-driver-root: "driver" is no place on the host;'),
+        (("--mig-strategy", "half"), 'Error: --mig-strategy: "half" is not one of: none, single, mixed.'),
+        (("--device-id-strategy", "name"), 'Error: --device-id-strategy: "name" is not one of: uuid, index.'),
+        (("--device-list-strategy", "env"), 'Error: --device-list-strategy: "env" is not a way to pass devices.'),
+        (("--nvidia-driver-root", "driver"), 'Error: --nvidia-driver-root: "driver" is not an absolute path.'),
         (("--config-file", "/nowhere.yaml"), "Error: --config-file /nowhere.yaml cannot be read: "),
-        (("--cdi-annotation-prefix", "cdi"), 'Error: The prefix of CDI annotations cannot be "cdi";'),
-        (("--gds-enabled", "--device-list-strategy", "cdi-cri"), "Error: gds: this is asked of NVIDIA's runtime"),
+        (("--cdi-annotation-prefix", "cdi"), 'Error: "cdi" is not a valid prefix of CDI annotations.'),
+        (
+            ("--gds-enabled", "--device-list-strategy", "cdi-cri"),
+            "Error: gds has no effect when only CDI injects devices",
+        ),
     ],
 )
 async def test_invalid_option_ends_the_plugin_with_one_error_message(
     short_tmp: Path, flags: tuple[str, ...], message: str
 ) -> None:
     async with plugin(short_tmp, *flags) as process:
-        status, said = await ends(process)
+        status, output = await ends(process)
         assert status == 2
-        assert said.startswith(message)
+        assert output.startswith(message)

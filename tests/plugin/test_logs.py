@@ -21,7 +21,7 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
 def test_log_event_is_one_json_line_if_the_output_is_no_terminal() -> None:
     stream = io.StringIO()
     log = create_logger("auto", "info", stream)
-    log.debug("not.asked-for")
+    log.debug("not.requested")
     log.warning("handover.refused", code="unavailable", public_message="two\nlines")
     (line,) = lines(stream)
     assert line["event"] == "handover.refused"
@@ -33,7 +33,7 @@ def test_log_event_is_one_json_line_if_the_output_is_no_terminal() -> None:
 
 @pytest.mark.parametrize(("format_", "level"), [("xml", "info"), ("json", "loud")])
 def test_unknown_log_format_or_level_is_refused(format_: str, level: str) -> None:
-    with pytest.raises(InvalidConfiguration, match="write one of"):
+    with pytest.raises(InvalidConfiguration, match="Use one of"):
         create_logger(format_, level)
 
 
@@ -88,14 +88,14 @@ def test_wait_is_logged_once_then_at_intervals_and_once_at_its_end() -> None:
     for second in range(65):
         now = float(second)
         reminder.log_waiting("kubelet.unavailable", message="no socket")
-    reminder.log_waiting("kubelet.unavailable", message="nobody answers")
+    reminder.log_waiting("kubelet.unavailable", message="no answer")
     reminder.log_ended("kubelet.available")
     reminder.log_ended("kubelet.available")
-    said = [(line["event"], line.get("message"), line["waited_seconds"]) for line in lines(stream)]
-    assert said == [
+    logged = [(line["event"], line.get("message"), line["waited_seconds"]) for line in lines(stream)]
+    assert logged == [
         ("kubelet.unavailable", "no socket", 0.0),
         ("kubelet.unavailable", "no socket", 30.0),
         ("kubelet.unavailable", "no socket", 60.0),
-        ("kubelet.unavailable", "nobody answers", 64.0),
+        ("kubelet.unavailable", "no answer", 64.0),
         ("kubelet.available", None, 64.0),
     ]

@@ -15,33 +15,22 @@ from plugin.observers import NullObserver
 from scrubber import __version__
 from scrubber.domain.codes import ErrorCode
 from scrubber.observability.metrics.labels import REFUSAL_CODES
+from scrubber.observability.registry.plugin_metrics import PLUGIN_METRICS
 
 GPU = "nvidia.com/gpu"
 
 CONTRACT = {
-    "scrubber_plugin_build_info": {"version", "python"},
-    "scrubber_plugin_service_up": set(),
-    "scrubber_plugin_service_outages_total": set(),
-    "scrubber_plugin_log_lines_lost_total": set(),
-    "scrubber_plugin_registrations_total": {"resource", "mode", "outcome"},
-    "scrubber_plugin_registered": {"resource"},
-    "scrubber_plugin_registration_ends_total": {"resource", "reason"},
-    "scrubber_plugin_listandwatch_streams": {"resource"},
-    "scrubber_plugin_listandwatch_updates_total": {"resource"},
-    "scrubber_plugin_devices": {"resource", "health"},
-    "scrubber_plugin_rpc_duration_seconds_count": {"method", "code"},
-    "scrubber_plugin_rpc_duration_seconds_sum": {"method", "code"},
-    "scrubber_plugin_rpc_duration_seconds_bucket": {"method", "code", "le"},
-    "scrubber_plugin_handover_refusals_total": {"code"},
-    "scrubber_plugin_cluster_writes_total": {"kind", "outcome"},
+    f"{each.name}{suffix}": {*each.label_names, *(("le",) if suffix == "_bucket" else ())}
+    for each in PLUGIN_METRICS
+    for suffix in (("_count", "_sum", "_bucket") if each.buckets else ("",))
 }
-"""Name → labels: the interface for dashboards, rules and docs/metrics.md."""
+"""Name → labels: the interface for dashboards and rules."""
 
 MOST_SERIES = 4500
 """An upper bound for any input; a plugin of one resource has about 250."""
 
 
-class Told:
+class ScrapedMetrics:
     """Metrics, and what a scrape of them returns."""
 
     def __init__(self) -> None:
@@ -63,12 +52,12 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def scraped() -> ScrapedMetrics:
+    return ScrapedMetrics()
 
 
 def offer(number: int, *, healthy: bool) -> AdvertisedDevice:
-    word = ServiceVerdict.OFFERED if healthy else ServiceVerdict.NONE
+    word = ServiceVerdict.ADVERTISED if healthy else ServiceVerdict.UNKNOWN
     return AdvertisedDevice(id=f"gpu-{number}", index=str(number), verdict=word, healthy=healthy)
 
 
@@ -78,41 +67,41 @@ async def advertised(*health: bool) -> AdvertisedDevices:
     return shown
 
 
-async def test_metric_names_and_labels_match_the_documented_ones(told: Told) -> None:
-    told.lists[GPU] = await advertised(True)
-    told.metrics.on_registration_status(GPU, registered=True)
-    told.metrics.on_call_finished("Allocate", "OK", 0.1)
-    found = {name: {frozenset(dict(each)) for each in labels} for name, labels in told.series().items()}
+async def test_metric_names_and_labels_match_the_declared_ones(scraped: ScrapedMetrics) -> None:
+    scraped.lists[GPU] = await advertised(True)
+    scraped.metrics.on_registration_status(GPU, registered=True)
+    scraped.metrics.on_call_finished("Allocate", "OK", 0.1)
+    found = {name: {frozenset(dict(each)) for each in labels} for name, labels in scraped.series().items()}
     assert found == {name: {frozenset(labels)} for name, labels in CONTRACT.items()}
 
 
-def test_build_info_names_the_version(told: Told) -> None:
-    ((labels,),) = [told.series()["scrubber_plugin_build_info"]]
+def test_build_info_names_the_version(scraped: ScrapedMetrics) -> None:
+    ((labels,),) = [scraped.series()["scrubber_plugin_build_info"]]
     assert dict(labels)["version"] == __version__
 
 
-def test_service_outage_is_counted_once_however_often_the_service_is_missed(told: Told) -> None:
+def test_service_outage_is_counted_once_however_often_the_service_is_missed(scraped: ScrapedMetrics) -> None:
     for up in (False, False, True, True, False, False, True, False):
-        told.metrics.on_service_status(up)
-    assert told("scrubber_plugin_service_outages_total") == 2
-    assert told("scrubber_plugin_service_up") == 0
+        scraped.metrics.on_service_status(up)
+    assert scraped("scrubber_plugin_service_outages_total") == 2
+    assert scraped("scrubber_plugin_service_up") == 0
 
 
-def test_service_that_never_connected_counts_no_outage(told: Told) -> None:
-    told.metrics.on_service_status(False)
-    assert told("scrubber_plugin_service_outages_total") == 0
+def test_service_that_never_connected_counts_no_outage(scraped: ScrapedMetrics) -> None:
+    scraped.metrics.on_service_status(False)
+    assert scraped("scrubber_plugin_service_outages_total") == 0
 
 
-def test_counters_and_gauges_are_zero_from_the_start(told: Told) -> None:
-    told.metrics.on_registration_status(GPU, registered=False)
-    assert told("scrubber_plugin_handover_refusals_total", code="scrubbing") == 0
-    assert told("scrubber_plugin_cluster_writes_total", kind="eviction", outcome="failed") == 0
-    assert told("scrubber_plugin_registrations_total", resource=GPU, mode="classic", outcome="refused") == 0
-    assert told("scrubber_plugin_registered", resource=GPU) == 0
-    assert told("scrubber_plugin_listandwatch_streams", resource=GPU) == 0
-    assert told("scrubber_plugin_listandwatch_updates_total", resource=GPU) == 0
+def test_counters_and_gauges_are_zero_from_the_start(scraped: ScrapedMetrics) -> None:
+    scraped.metrics.on_registration_status(GPU, registered=False)
+    assert scraped("scrubber_plugin_handover_refusals_total", code="scrubbing") == 0
+    assert scraped("scrubber_plugin_cluster_writes_total", kind="eviction", outcome="failed") == 0
+    assert scraped("scrubber_plugin_registrations_total", resource=GPU, mode="classic", outcome="refused") == 0
+    assert scraped("scrubber_plugin_registered", resource=GPU) == 0
+    assert scraped("scrubber_plugin_listandwatch_streams", resource=GPU) == 0
+    assert scraped("scrubber_plugin_listandwatch_updates_total", resource=GPU) == 0
     for over in RegistrationEnd:
-        assert told("scrubber_plugin_registration_ends_total", resource=GPU, reason=over.label) == 0
+        assert scraped("scrubber_plugin_registration_ends_total", resource=GPU, reason=over.label) == 0
 
 
 def test_registration_end_labels_match_the_alerting_rules() -> None:
@@ -125,50 +114,50 @@ def test_registration_end_labels_match_the_alerting_rules() -> None:
     }
 
 
-def test_open_streams_are_counted(told: Told) -> None:
+def test_open_streams_are_counted(scraped: ScrapedMetrics) -> None:
     for opened in (True, True, False):
-        told.metrics.on_stream_status(GPU, opened)
-    assert told("scrubber_plugin_listandwatch_streams", resource=GPU) == 1
+        scraped.metrics.on_stream_status(GPU, opened)
+    assert scraped("scrubber_plugin_listandwatch_streams", resource=GPU) == 1
 
 
-async def test_devices_and_shares_are_counted_when_the_metrics_are_scraped(told: Told) -> None:
-    told.lists[GPU] = shown = await advertised(True, True, False)
-    assert told("scrubber_plugin_devices", resource=GPU, health="healthy") == 2
-    assert told("scrubber_plugin_devices", resource=GPU, health="unhealthy") == 1
+async def test_devices_and_shares_are_counted_when_the_metrics_are_scraped(scraped: ScrapedMetrics) -> None:
+    scraped.lists[GPU] = shown = await advertised(True, True, False)
+    assert scraped("scrubber_plugin_devices", resource=GPU, health="healthy") == 2
+    assert scraped("scrubber_plugin_devices", resource=GPU, health="unhealthy") == 1
     await shown.update((offer(0, healthy=False),), "first")
-    assert told("scrubber_plugin_devices", resource=GPU, health="healthy") == 0
-    assert told("scrubber_plugin_devices", resource=GPU, health="unhealthy") == 1
+    assert scraped("scrubber_plugin_devices", resource=GPU, health="healthy") == 0
+    assert scraped("scrubber_plugin_devices", resource=GPU, health="unhealthy") == 1
 
 
-def test_every_refusal_code_of_the_service_has_a_series_in_the_plugin(told: Told) -> None:
-    shown = {dict(each)["code"] for each in told.series()["scrubber_plugin_handover_refusals_total"]}
+def test_every_refusal_code_of_the_service_has_a_series_in_the_plugin(scraped: ScrapedMetrics) -> None:
+    shown = {dict(each)["code"] for each in scraped.series()["scrubber_plugin_handover_refusals_total"]}
     assert shown >= REFUSAL_CODES
 
 
-def test_unknown_label_values_are_counted_as_other(told: Told) -> None:
-    told.metrics.on_start_refused("made-up")
-    told.metrics.on_call_finished("Steal", "LUCKY", 1.0)
-    told.metrics.on_cluster_write("poem", ok=True)
-    assert told("scrubber_plugin_handover_refusals_total", code="other") == 1
-    assert told("scrubber_plugin_rpc_duration_seconds_count", method="other", code="other") == 1
-    assert told("scrubber_plugin_cluster_writes_total", kind="other", outcome="ok") == 1
+def test_unknown_label_values_are_counted_as_other(scraped: ScrapedMetrics) -> None:
+    scraped.metrics.on_start_refused("made-up")
+    scraped.metrics.on_call_finished("Steal", "LUCKY", 1.0)
+    scraped.metrics.on_cluster_write("poem", ok=True)
+    assert scraped("scrubber_plugin_handover_refusals_total", code="other") == 1
+    assert scraped("scrubber_plugin_rpc_duration_seconds_count", method="other", code="other") == 1
+    assert scraped("scrubber_plugin_cluster_writes_total", kind="other", outcome="ok") == 1
 
 
-def test_number_of_resource_labels_is_bounded(told: Told) -> None:
+def test_number_of_resource_labels_is_bounded(scraped: ScrapedMetrics) -> None:
     for number in range(MAX_RESOURCES + 40):
-        told.metrics.on_registration_status(f"vendor.example/gpu-{number}", registered=True)
-    shown = {dict(each)["resource"] for each in told.series()["scrubber_plugin_registered"]}
+        scraped.metrics.on_registration_status(f"vendor.example/gpu-{number}", registered=True)
+    shown = {dict(each)["resource"] for each in scraped.series()["scrubber_plugin_registered"]}
     assert len(shown) == MAX_RESOURCES + 1
     assert "other" in shown
 
 
-async def test_devices_of_resources_above_the_limit_are_counted_together(told: Told) -> None:
+async def test_devices_of_resources_above_the_limit_are_counted_together(scraped: ScrapedMetrics) -> None:
     for number in range(MAX_RESOURCES + 2):
         name = f"vendor.example/gpu-{number}"
-        told.metrics.on_registration_status(name, registered=False)
-        told.lists[name] = await advertised(True, False)
-    assert told("scrubber_plugin_devices", resource="vendor.example/gpu-0", health="healthy") == 1
-    assert told("scrubber_plugin_devices", resource="other", health="healthy") == 2
+        scraped.metrics.on_registration_status(name, registered=False)
+        scraped.lists[name] = await advertised(True, False)
+    assert scraped("scrubber_plugin_devices", resource="vendor.example/gpu-0", health="healthy") == 1
+    assert scraped("scrubber_plugin_devices", resource="other", health="healthy") == 2
 
 
 words = st.text(max_size=30) | st.sampled_from([GPU, "watcher", "ok", "Allocate", "OK", "event", "scrubbing", "other"])
@@ -187,11 +176,11 @@ calls = st.one_of(
 
 @given(st.lists(calls, max_size=60))
 def test_no_observation_raises_an_error_or_creates_an_unknown_label_value(happened: list[tuple[str, object]]) -> None:
-    told = Told()
+    scraped = ScrapedMetrics()
     for name, *facts in happened:
-        getattr(told.metrics, name)(*facts)
+        getattr(scraped.metrics, name)(*facts)
         assert getattr(NullObserver(), name)(*facts) is None
-    series = told.series()
+    series = scraped.series()
     for name, labels in series.items():
         if "code" in CONTRACT[name] and "method" not in CONTRACT[name]:
             assert len(labels) == len(ErrorCode) + 1  # and "other"
@@ -200,27 +189,27 @@ def test_no_observation_raises_an_error_or_creates_an_unknown_label_value(happen
 
 
 def test_number_of_series_stays_below_the_documented_maximum() -> None:
-    told = Told()
+    scraped = ScrapedMetrics()
     for resource in map(str, range(2 * MAX_RESOURCES)):
-        told.lists[resource] = AdvertisedDevices()
-        told.metrics.on_registration_status(resource, registered=True)
+        scraped.lists[resource] = AdvertisedDevices()
+        scraped.metrics.on_registration_status(resource, registered=True)
         for way in ("watcher", "classic", "x"):
             for outcome in ("ok", "refused", "failed", "x"):
-                told.metrics.on_registration_attempt(resource, way, outcome)
+                scraped.metrics.on_registration_attempt(resource, way, outcome)
         for over in [*(each.label for each in RegistrationEnd), "x"]:
-            told.metrics.on_registration_end(resource, over)
+            scraped.metrics.on_registration_end(resource, over)
     kubelets = ("GetDevicePluginOptions", "GetPreferredAllocation", "Allocate", "PreStartContainer")
     for method in (*kubelets, "GetInfo", "NotifyRegistrationStatus", "x"):
         for code in [*(each.name for each in grpc.StatusCode), "x"]:
-            told.metrics.on_call_finished(method, code, 1.0)
+            scraped.metrics.on_call_finished(method, code, 1.0)
     for what in ("event", "condition", "label", "eviction", "x"):
-        told.metrics.on_cluster_write(what, ok=True)
-    number = sum(map(len, told.series().values()))
+        scraped.metrics.on_cluster_write(what, ok=True)
+    number = sum(map(len, scraped.series().values()))
     assert 2000 < number <= MOST_SERIES
 
 
-def test_every_grpc_status_code_is_a_known_label_value(told: Told) -> None:
+def test_every_grpc_status_code_is_a_known_label_value(scraped: ScrapedMetrics) -> None:
     for code in grpc.StatusCode:
-        told.metrics.on_call_finished("Allocate", code.name, 0.1)
-    shown = {dict(each)["code"] for each in told.series()["scrubber_plugin_rpc_duration_seconds_count"]}
+        scraped.metrics.on_call_finished("Allocate", code.name, 0.1)
+    shown = {dict(each)["code"] for each in scraped.series()["scrubber_plugin_rpc_duration_seconds_count"]}
     assert shown == {code.name for code in grpc.StatusCode}

@@ -47,7 +47,7 @@ from plugin.logs import create_logger
 from plugin.metrics import PluginMetrics
 from scrubber.domain.errors import NotReady
 from tests.emulation import TinyPlugin
-from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, allocation, device, snapshot, start
+from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, allocation, device, snapshot, start
 
 SIM = "scrubber.dev/gpu"
 VENDORS = "vendor.example/gpu"
@@ -56,7 +56,7 @@ QUICK = RegistrationTimes(
     idle_poll=0.01,
     watcher_fallback=0.1,
     watcher_call=0.02,
-    stream=PATIENCE,
+    stream=DEADLINE,
     retry=0.02,
     stable=60.0,
     back_off=0.01,
@@ -70,7 +70,7 @@ class Page:
         self._url = f"http://{address}/metrics"
 
     def __call__(self, name: str, **labels: str) -> float | None:
-        with urllib.request.urlopen(self._url, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(self._url, timeout=DEADLINE) as answer:
             page = answer.read().decode()
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
@@ -78,37 +78,37 @@ class Page:
                     return float(sample.value)
         return None
 
-    async def shows(self, wanted: float, name: str, **labels: str) -> None:
+    async def shows(self, expected: float, name: str, **labels: str) -> None:
         """Wait until the series has that value."""
         found: list[float | None] = []
 
         async def shown() -> bool:
             found.append(await asyncio.to_thread(self, name, **labels))
-            return found[-1] == wanted
+            return found[-1] == expected
 
         try:
             await until(shown)
         except TimeoutError:
-            raise AssertionError(f"{name}{labels} is {found[-1]}, and not {wanted}") from None
+            raise AssertionError(f"{name}{labels} is {found[-1]}, and not {expected}") from None
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     """Poll another process until a condition holds; it offers no notification."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(DEADLINE):
         while True:
             if await holds():
                 return
             await asyncio.sleep(0.01)
 
 
-async def said(process: Process, event: str) -> dict[str, Any]:
+async def next_line(process: Process, event: str) -> dict[str, Any]:
     """Return the next log line with this event."""
     assert process.stderr is not None
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(DEADLINE):
         while line := await process.stderr.readline():
-            told: dict[str, Any] = json.loads(line)
-            if told["event"] == event:
-                return told
+            fields: dict[str, Any] = json.loads(line)
+            if fields["event"] == event:
+                return fields
     raise AssertionError(f"the plugin ended without saying {event!r}")
 
 
@@ -136,7 +136,7 @@ async def plugin(directory: Path, *flags: str) -> AsyncIterator[Process]:
 
 
 async def page_of(process: Process) -> Page:
-    return Page((await said(process, "metrics.serving"))["address"])
+    return Page((await next_line(process, "metrics.serving"))["address"])
 
 
 async def test_registration_start_refusal_and_outage_appear_on_the_metrics_page(short_tmp: Path) -> None:
@@ -163,21 +163,21 @@ async def test_registration_start_refusal_and_outage_appear_on_the_metrics_page(
             await shows(2, "scrubber_plugin_listandwatch_updates_total", resource=SIM)
             await shows(2, "scrubber_plugin_devices", resource=SIM, health="healthy")
 
-            answered = "scrubber_plugin_rpc_duration_seconds_count"
-            await first.plugin.Allocate(allocation("sim-0"), timeout=PATIENCE)
-            await shows(1, answered, method="Allocate", code="OK")
+            series = "scrubber_plugin_rpc_duration_seconds_count"
+            await first.plugin.Allocate(allocation("sim-0"), timeout=DEADLINE)
+            await shows(1, series, method="Allocate", code="OK")
             service.on_hand_over = scrubbing
             with pytest.raises(grpc.aio.AioRpcError):
-                await first.plugin.PreStartContainer(start("sim-0"), timeout=PATIENCE)
-            await shows(1, answered, method="PreStartContainer", code="UNAVAILABLE")
+                await first.plugin.PreStartContainer(start("sim-0"), timeout=DEADLINE)
+            await shows(1, series, method="PreStartContainer", code="UNAVAILABLE")
             await shows(1, "scrubber_plugin_handover_refusals_total", code="scrubbing")
             service.on_hand_over = granted
-            await first.plugin.PreStartContainer(start("sim-0"), timeout=PATIENCE)
-            await shows(1, answered, method="PreStartContainer", code="OK")
+            await first.plugin.PreStartContainer(start("sim-0"), timeout=DEADLINE)
+            await shows(1, series, method="PreStartContainer", code="OK")
             with pytest.raises(grpc.aio.AioRpcError):
-                await first.plugin.Allocate(allocation("no-such"), timeout=PATIENCE)
-            await shows(1, answered, method="Allocate", code="INVALID_ARGUMENT")
-            await shows(len(kubelet.registered), answered, method="GetDevicePluginOptions", code="OK")
+                await first.plugin.Allocate(allocation("no-such"), timeout=DEADLINE)
+            await shows(1, series, method="Allocate", code="INVALID_ARGUMENT")
+            await shows(len(kubelet.registered), series, method="GetDevicePluginOptions", code="OK")
 
             await kubelet.drop(first)
             await kubelet.new_registration(after=1)
@@ -203,8 +203,8 @@ async def test_start_cancelled_by_the_kubelet_is_counted_as_cancelled_and_not_as
         shows = (await page_of(process)).shows
         service.on_hand_over = forever
         registered = await kubelet.new_registration()
-        call = registered.plugin.PreStartContainer(start("sim-0"), timeout=PATIENCE)
-        await service.bell.until(lambda: bool(service.asked))
+        call = registered.plugin.PreStartContainer(start("sim-0"), timeout=DEADLINE)
+        await service.bell.until(lambda: bool(service.requests))
         call.cancel()
         await shows(1, "scrubber_plugin_rpc_duration_seconds_count", method="PreStartContainer", code="CANCELLED")
         await shows(0, "scrubber_plugin_handover_refusals_total", code="unavailable")
@@ -222,7 +222,7 @@ async def test_plugin_in_front_of_a_vendors_plugin_counts_the_vendors_resource(s
         try:
             request = api.RegisterRequest(version="v1beta1", endpoint="vendor.sock", resource_name=VENDORS)
             async with grpc.aio.insecure_channel(f"unix:{short_tmp / 'u' / 'kubelet.sock'}") as channel:
-                await rpc.RegistrationStub(channel).Register(request, timeout=PATIENCE, wait_for_ready=True)
+                await rpc.RegistrationStub(channel).Register(request, timeout=DEADLINE, wait_for_ready=True)
             await kubelet.new_registration()
             await shows(1, "scrubber_plugin_registered", resource=VENDORS)
             await shows(1, "scrubber_plugin_listandwatch_updates_total", resource=VENDORS)
@@ -238,12 +238,12 @@ async def test_metrics_port_in_use_ends_the_plugin_with_an_error_message(short_t
         FakeService(short_tmp / "s", snapshot(device(0))),
         plugin(short_tmp) as first,
     ):
-        taken = (await said(first, "metrics.serving"))["address"]
+        taken = (await next_line(first, "metrics.serving"))["address"]
         before = (await kubelet.new_registration()).socket
         async with plugin(short_tmp, "--metrics-address", taken) as second:
-            _, told = await asyncio.wait_for(second.communicate(), PATIENCE)
+            _, stderr = await asyncio.wait_for(second.communicate(), DEADLINE)
         assert second.returncode == 2
-        assert told.decode().splitlines()[-1] == (
+        assert stderr.decode().splitlines()[-1] == (
             f"Error: Metrics cannot be served on {taken}: Address already in use. Choose another "
             "--metrics-address, or off."
         )
@@ -261,7 +261,7 @@ class OpenGate:
         return
 
 
-class Told:
+class AwaitableMetrics:
     """Metrics whose values a test can wait for."""
 
     def __init__(self) -> None:
@@ -279,10 +279,12 @@ class Told:
 
 
 @asynccontextmanager
-async def registrar(directory: Path, mode: RegistrationMode, times: RegistrationTimes = QUICK) -> AsyncIterator[Told]:
-    advertised, told, tokens = AdvertisedDevices(), Told(), itertools.count()
+async def registrar(
+    directory: Path, mode: RegistrationMode, times: RegistrationTimes = QUICK
+) -> AsyncIterator[AwaitableMetrics]:
+    advertised, metrics, tokens = AdvertisedDevices(), AwaitableMetrics(), itertools.count()
     await advertised.update(
-        (AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED, healthy=True),), "one"
+        (AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.ADVERTISED, healthy=True),), "one"
     )
     log = create_logger("json", "error")
     task = asyncio.create_task(
@@ -295,10 +297,10 @@ async def registrar(directory: Path, mode: RegistrationMode, times: Registration
             token=lambda: f"a{next(tokens)}",
             log=log,
             clock=time.monotonic,
-            observer=told.metrics,
+            observer=metrics.metrics,
         ).run()
     )
-    yield told
+    yield metrics
     task.cancel()
     await asyncio.wait({task})
 
@@ -311,18 +313,18 @@ async def test_refused_and_failed_registrations_are_counted_separately(short_tmp
     attempts = "scrubber_plugin_registrations_total"
     kubelet = FakeKubelet(short_tmp)
     kubelet.refuse_with = "no such version"
-    async with kubelet, registrar(short_tmp, RegistrationMode.CLASSIC) as told:
-        await told.shows(some, attempts, resource=SIM, mode="classic", outcome="refused")
-        assert told(attempts, resource=SIM, mode="classic", outcome="failed") == 0
-        assert told("scrubber_plugin_registered", resource=SIM) == 0
+    async with kubelet, registrar(short_tmp, RegistrationMode.CLASSIC) as metrics:
+        await metrics.shows(some, attempts, resource=SIM, mode="classic", outcome="refused")
+        assert metrics(attempts, resource=SIM, mode="classic", outcome="failed") == 0
+        assert metrics("scrubber_plugin_registered", resource=SIM) == 0
         kubelet.refuse_with = ""
-        await told.shows(some, attempts, resource=SIM, mode="classic", outcome="ok")
+        await metrics.shows(some, attempts, resource=SIM, mode="classic", outcome="ok")
     dead = short_tmp / "dead"
     (dead / "device-plugins").mkdir(parents=True)
     leave_a_dead_socket(dead / "device-plugins" / "kubelet.sock")
-    async with registrar(dead, RegistrationMode.CLASSIC) as told:
-        await told.shows(some, attempts, resource=SIM, mode="classic", outcome="failed")
-        assert told(attempts, resource=SIM, mode="classic", outcome="refused") == 0
+    async with registrar(dead, RegistrationMode.CLASSIC) as metrics:
+        await metrics.shows(some, attempts, resource=SIM, mode="classic", outcome="failed")
+        assert metrics(attempts, resource=SIM, mode="classic", outcome="refused") == 0
 
 
 def leave_a_dead_socket(path: Path) -> None:
@@ -334,40 +336,40 @@ def leave_a_dead_socket(path: Path) -> None:
 async def test_registration_through_the_plugin_watcher_is_counted_by_its_result(short_tmp: Path) -> None:
     attempts = "scrubber_plugin_registrations_total"
     kubelet = FakeKubelet(short_tmp)
-    async with kubelet, registrar(short_tmp, RegistrationMode.WATCHER) as told:
+    async with kubelet, registrar(short_tmp, RegistrationMode.WATCHER) as metrics:
 
-        async def there() -> bool:
+        async def is_registered() -> bool:
             return any(kubelet.registry.glob("*.sock"))
 
-        await until(there)
+        await until(is_registered)
         (own,) = kubelet.registry.glob("*.sock")
         async with grpc.aio.insecure_channel(f"unix:{own}") as channel:
             stub = registration_rpc.RegistrationStub(channel)
             no = registration.RegistrationStatus(plugin_registered=False, error="unknown type")
-            await stub.NotifyRegistrationStatus(no, timeout=PATIENCE)
-        await told.shows(some, attempts, resource=SIM, mode="watcher", outcome="refused")
+            await stub.NotifyRegistrationStatus(no, timeout=DEADLINE)
+        await metrics.shows(some, attempts, resource=SIM, mode="watcher", outcome="refused")
         await kubelet.visit(own)
-        await told.shows(some, attempts, resource=SIM, mode="watcher", outcome="ok")
-        await told.shows(
+        await metrics.shows(some, attempts, resource=SIM, mode="watcher", outcome="ok")
+        await metrics.shows(
             some, "scrubber_plugin_rpc_duration_seconds_count", method="NotifyRegistrationStatus", code="OK"
         )
-        assert told("scrubber_plugin_registered", resource=SIM) == 1
+        assert metrics("scrubber_plugin_registered", resource=SIM) == 1
 
 
 async def test_ends_of_registrations_are_counted_by_reason(short_tmp: Path) -> None:
     ends = "scrubber_plugin_registration_ends_total"
     kubelet = FakeKubelet(short_tmp)
-    async with kubelet, registrar(short_tmp, RegistrationMode.CLASSIC) as told:
+    async with kubelet, registrar(short_tmp, RegistrationMode.CLASSIC) as metrics:
         first = await kubelet.new_registration()
-        await told.shows(lambda value: value == 1, "scrubber_plugin_registered", resource=SIM)
+        await metrics.shows(lambda value: value == 1, "scrubber_plugin_registered", resource=SIM)
         first.socket.unlink()
-        await told.shows(some, ends, resource=SIM, reason="socket-removed")
+        await metrics.shows(some, ends, resource=SIM, reason="socket-removed")
         await kubelet.new_registration(after=1)
         kubelet.wipes = False
         (short_tmp / "device-plugins" / "kubelet.sock").unlink()
         leave_a_dead_socket(short_tmp / "device-plugins" / "kubelet.sock")
-        await told.shows(some, ends, resource=SIM, reason="kubelet-restarted")
-        await told.shows(lambda value: value == 0, "scrubber_plugin_registered", resource=SIM)
+        await metrics.shows(some, ends, resource=SIM, reason="kubelet-restarted")
+        await metrics.shows(lambda value: value == 0, "scrubber_plugin_registered", resource=SIM)
 
 
 async def test_registration_without_a_stream_is_counted(short_tmp: Path) -> None:
@@ -376,19 +378,19 @@ async def test_registration_without_a_stream_is_counted(short_tmp: Path) -> None
             return api.Empty()
 
     ends = "scrubber_plugin_registration_ends_total"
-    async with Deaf(short_tmp), registrar(short_tmp, RegistrationMode.CLASSIC, replace(QUICK, stream=0.02)) as told:
-        await told.shows(some, ends, resource=SIM, reason="no-stream")
-        assert told("scrubber_plugin_registered", resource=SIM) == 0
+    async with Deaf(short_tmp), registrar(short_tmp, RegistrationMode.CLASSIC, replace(QUICK, stream=0.02)) as metrics:
+        await metrics.shows(some, ends, resource=SIM, reason="no-stream")
+        assert metrics("scrubber_plugin_registered", resource=SIM) == 0
 
 
 async def test_missing_watcher_visit_is_counted_before_the_classic_registration(short_tmp: Path) -> None:
     ends, attempts = "scrubber_plugin_registration_ends_total", "scrubber_plugin_registrations_total"
     (short_tmp / "plugins_registry").mkdir()
-    async with registrar(short_tmp, RegistrationMode.AUTO, replace(QUICK, watcher_fallback=0.0)) as told:
+    async with registrar(short_tmp, RegistrationMode.AUTO, replace(QUICK, watcher_fallback=0.0)) as metrics:
         await until(lambda: _any_socket(short_tmp / "plugins_registry"))
         async with FakeKubelet(short_tmp):
-            await told.shows(some, attempts, resource=SIM, mode="classic", outcome="ok")
-            assert told(ends, resource=SIM, reason="watcher-did-not-call") == 1
+            await metrics.shows(some, attempts, resource=SIM, mode="classic", outcome="ok")
+            assert metrics(ends, resource=SIM, reason="watcher-did-not-call") == 1
 
 
 async def _any_socket(directory: Path) -> bool:
@@ -396,23 +398,23 @@ async def _any_socket(directory: Path) -> bool:
 
 
 async def test_unimplemented_method_creates_no_series(short_tmp: Path) -> None:
-    told, advertised = Told(), AdvertisedDevices()
+    metrics, advertised = AwaitableMetrics(), AdvertisedDevices()
     streams = ListAndWatchStreams(advertised)
     log = create_logger("json", "error")
     servicer = DevicePlugin(SIM, advertised, OpenGate(), streams=streams, log=log)
     path = short_tmp / "own.sock"
     async with (
-        PluginServer(path, plugin=servicer, streams=streams, observer=told.metrics),
+        PluginServer(path, plugin=servicer, streams=streams, observer=metrics.metrics),
         grpc.aio.insecure_channel(f"unix:{path}") as channel,
     ):
         for name in ("/v1beta1.DevicePlugin/Steal", "/elsewhere.Service/Allocate"):
-            ask: Any = channel.unary_unary(name)
+            call: Any = channel.unary_unary(name)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await ask(b"", timeout=PATIENCE)
+                await call(b"", timeout=DEADLINE)
             assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert not [
         sample
-        for family in told.registry.collect()
+        for family in metrics.registry.collect()
         for sample in family.samples
         if sample.name == "scrubber_plugin_rpc_duration_seconds_count"
     ]
@@ -472,17 +474,17 @@ WRITES: dict[str, Callable[[MeteredClusterApi], Any]] = {
 }
 
 
-def written(told: Told, what: str) -> tuple[float | None, float | None]:
+def written(metrics: AwaitableMetrics, what: str) -> tuple[float | None, float | None]:
     """Return the number of writes, as (accepted, failed)."""
     name = "scrubber_plugin_cluster_writes_total"
-    return told(name, kind=what, outcome="ok"), told(name, kind=what, outcome="failed")
+    return metrics(name, kind=what, outcome="ok"), metrics(name, kind=what, outcome="failed")
 
 
 @pytest.mark.parametrize("what", WRITES)
 async def test_successful_cluster_write_is_counted_by_kind(what: str) -> None:
-    told, cluster = Told(), Answering()
-    await WRITES[what](MeteredClusterApi(cluster, told.metrics))
-    assert written(told, what.partition(" ")[0]) == (1, 0)
+    metrics, cluster = AwaitableMetrics(), Answering()
+    await WRITES[what](MeteredClusterApi(cluster, metrics.metrics))
+    assert written(metrics, what.partition(" ")[0]) == (1, 0)
 
 
 @pytest.mark.parametrize("what", WRITES)
@@ -490,10 +492,10 @@ async def test_successful_cluster_write_is_counted_by_kind(what: str) -> None:
     "error", [ApiUnavailable("away"), ApiBusy("later"), ApiForbidden("no"), ApiInvalidRequest("what")], ids=repr
 )
 async def test_failed_cluster_write_is_counted_and_raised(what: str, error: ClusterError) -> None:
-    told = Told()
+    metrics = AwaitableMetrics()
     with pytest.raises(type(error)):
-        await WRITES[what](MeteredClusterApi(Answering(error), told.metrics))
-    assert written(told, what.partition(" ")[0]) == (0, 1)
+        await WRITES[what](MeteredClusterApi(Answering(error), metrics.metrics))
+    assert written(metrics, what.partition(" ")[0]) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -512,38 +514,38 @@ async def test_failed_cluster_write_is_counted_and_raised(what: str, error: Clus
 async def test_conflict_or_missing_object_is_never_counted_as_a_success_and_not_always_as_a_failure(
     what: str, error: BaseException, failed: int
 ) -> None:
-    told = Told()
+    metrics = AwaitableMetrics()
     with pytest.raises(type(error)):
-        await WRITES[what](MeteredClusterApi(Answering(error), told.metrics))
-    assert written(told, what.partition(" ")[0]) == (0, failed)
+        await WRITES[what](MeteredClusterApi(Answering(error), metrics.metrics))
+    assert written(metrics, what.partition(" ")[0]) == (0, failed)
 
 
 async def test_writes_of_the_cluster_reporter_are_counted(tmp_path: Path) -> None:
-    told = Told()
-    telling = ClusterReporter(
+    metrics = AwaitableMetrics()
+    reporter = ClusterReporter(
         Answering,
         "node-1",
-        times=ClusterReporterTimes(first_snapshot=PATIENCE),
+        times=ClusterReporterTimes(first_snapshot=DEADLINE),
         lock=WriterLock(tmp_path),
         log=create_logger("json", "error"),
         clock=time.monotonic,
         wall_clock=time.time,
         jitter=lambda: 0.5,
-        observer=told.metrics,
+        observer=metrics.metrics,
     )
-    telling.start()
+    reporter.start()
     try:
-        telling.on_snapshot(snapshot(device(0)))
+        reporter.on_snapshot(snapshot(device(0)))
         for what in ("condition", "label"):
-            await told.shows(some, "scrubber_plugin_cluster_writes_total", kind=what, outcome="ok")
+            await metrics.shows(some, "scrubber_plugin_cluster_writes_total", kind=what, outcome="ok")
     finally:
-        await telling.stop()
+        await reporter.stop()
 
 
 async def test_cluster_read_is_not_counted_and_close_is_passed_on() -> None:
-    told, cluster = Told(), Answering()
-    counted = MeteredClusterApi(cluster, told.metrics)
+    metrics, cluster = AwaitableMetrics(), Answering()
+    counted = MeteredClusterApi(cluster, metrics.metrics)
     assert await counted.get_node() is NODE
     await counted.close()
     assert cluster.closed
-    assert all(written(told, what) == (0, 0) for what in ("event", "condition", "label", "eviction"))
+    assert all(written(metrics, what) == (0, 0) for what in ("event", "condition", "label", "eviction"))

@@ -155,55 +155,58 @@ def test_explicit_false_overrides_true_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("version: v2", 'DIR/config.yaml:1: version is "v2"; only v1 is read.'),
+        ("version: v2", 'DIR/config.yaml:1: version is "v2"; only v1 is supported.'),
         (
             "flags:\n  migStrategy: half",
-            'DIR/config.yaml:2: flags.migStrategy is "half"; write one of none, single, mixed.',
+            'DIR/config.yaml:2: flags.migStrategy is "half"; use one of: none, single, mixed.',
         ),
-        ("flags:\n  failOnInitError: yes", 'DIR/config.yaml:2: flags.failOnInitError is "yes"; write true or false.'),
+        ("flags:\n  failOnInitError: yes", 'DIR/config.yaml:2: flags.failOnInitError is "yes"; use true or false.'),
         (
             "flags:\n  nvidiaDriverRoot: run",
-            'DIR/config.yaml:2: flags.nvidiaDriverRoot is "run"; write a path that begins with /.',
+            'DIR/config.yaml:2: flags.nvidiaDriverRoot is "run"; use a path that begins with /.',
         ),
         (
             "flags:\n  plugin:\n    deviceListStrategy: envvar,mount",
-            'DIR/config.yaml:3: flags.plugin.deviceListStrategy: "mount" is no way to pass devices; write one or more',
+            'DIR/config.yaml:3: flags.plugin.deviceListStrategy: "mount" is not a way to pass devices. Use one or more',
         ),
-        ("flags:\n\n  migStrategies: none", "DIR/config.yaml:3: flags.migStrategies is not known; there is "),
-        ("flags:\n  plugin: cdi-cri", "DIR/config.yaml:2: flags.plugin must be a section of keys and values."),
+        ("flags:\n\n  migStrategies: none", "DIR/config.yaml:3: flags.migStrategies is not a known key; known are "),
+        ("flags:\n  plugin: cdi-cri", "DIR/config.yaml:2: flags.plugin must be a mapping of keys to values."),
         (
             "flags:\n  deviceDiscoveryStrategy: tegra",
             "DIR/config.yaml:2: flags.deviceDiscoveryStrategy must be auto or nvml: the scrub service uses NVML.",
         ),
         (
             "sharing:\n  mps:\n    resources:\n      - {name: nvidia.com/gpu, replicas: 2}",
-            "DIR/config.yaml:2: sharing.mps asks for MPS, which is detected and not provided: the service scrubs no",
+            "DIR/config.yaml:2: sharing.mps requests MPS, which is not supported: the service does not scrub",
         ),
         (
             'resources:\n  gpus:\n    - pattern: "A100*"\n      name: a100',
-            "DIR/config.yaml:3: resources.gpus.0 calls A100* a100: resources are not renamed by this file",
+            "DIR/config.yaml:3: resources.gpus.0 renames A100* to a100, but this file cannot rename resources",
         ),
-        ("imex: {channelIDs: [0]}", "DIR/config.yaml:1: imex asks for IMEX channels"),
-        ("imex:\n  channels: [0]", "DIR/config.yaml:2: imex.channels is not known; there is channelIDs, required."),
+        ("imex: {channelIDs: [0]}", "DIR/config.yaml:1: imex requests IMEX channels"),
+        (
+            "imex:\n  channels: [0]",
+            "DIR/config.yaml:2: imex.channels is not a known key; known are channelIDs, required.",
+        ),
         (
             "sharing:\n  timeSlicing:\n    resources: {name: nvidia.com/gpu, replicas: 4}",
-            "DIR/config.yaml:3: sharing.timeSlicing.resources must be a list of names and replicas.",
+            "DIR/config.yaml:3: sharing.timeSlicing.resources must be a list of entries with name and replicas.",
         ),
         (
             "sharing:\n  timeslicing:\n    replicas: 4",
-            "DIR/config.yaml:2: sharing.timeslicing is not known; there is mps, timeSlicing.",
+            "DIR/config.yaml:2: sharing.timeslicing is not a known key; known are mps, timeSlicing.",
         ),
-        ("sharing: {mps: true}", "DIR/config.yaml:1: sharing.mps must be a section of keys and values."),
+        ("sharing: {mps: true}", "DIR/config.yaml:1: sharing.mps must be a mapping of keys to values."),
         (
             "resources:\n  gpus: {pattern: A100, name: a100}",
-            "DIR/config.yaml:2: resources.gpus must be a list of patterns and names.",
+            "DIR/config.yaml:2: resources.gpus must be a list of entries with pattern and name.",
         ),
         (
             "flags:\n  plugin:\n    nvidiaCTKPath: nvidia-ctk",
-            'DIR/config.yaml:3: flags.plugin.nvidiaCTKPath is "nvidia-ctk"; write a path that begins with /.',
+            'DIR/config.yaml:3: flags.plugin.nvidiaCTKPath is "nvidia-ctk"; use a path that begins with /.',
         ),
         ("version: " + "9" * 5000, "DIR/config.yaml:1: the number 99999999999999999999… has 5000 digits"),
-        ("- version", "DIR/config.yaml:1: the file must be a section of keys and values."),
+        ("- version", "DIR/config.yaml:1: the file must be a mapping of keys to values."),
         ("flags: {", "DIR/config.yaml:"),
     ],
 )
@@ -217,34 +220,37 @@ SLICED = "sharing:\n  timeSlicing:\n    resources:\n"
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ("    - replicas: 2", "4: sharing.timeSlicing.resources.0 has no name; write the resource's, such as nvidia"),
-        ("    - name: nvidia.com/gpu", "4: sharing.timeSlicing.resources.0 has no replicas; write how many shares"),
-        ("    - {name: gpu, replicas: 1}", '4: sharing.timeSlicing.resources.0.replicas is "1"; write a number from 2'),
+        ("    - replicas: 2", "4: sharing.timeSlicing.resources.0 has no name; set a resource name, such as nvidia"),
+        ("    - name: nvidia.com/gpu", "4: sharing.timeSlicing.resources.0 has no replicas; set the number of shares"),
+        ("    - {name: gpu, replicas: 1}", '4: sharing.timeSlicing.resources.0.replicas is "1"; use a number from 2'),
         (
             "    - name: gpu\n      replicas: 257",
-            '5: sharing.timeSlicing.resources.0.replicas is "257"; write a number',
+            '5: sharing.timeSlicing.resources.0.replicas is "257"; use a number',
         ),
-        ("    - {name: gpu, replicas: yes}", '4: sharing.timeSlicing.resources.0.replicas is "yes"; write a number'),
-        ("    - {name: gpu, replicas: true}", '4: sharing.timeSlicing.resources.0.replicas is "True"; write a number'),
-        ("    - {name: gpu, replicas: 2.5}", '4: sharing.timeSlicing.resources.0.replicas is "2.5"; write a number'),
+        ("    - {name: gpu, replicas: yes}", '4: sharing.timeSlicing.resources.0.replicas is "yes"; use a number'),
+        ("    - {name: gpu, replicas: true}", '4: sharing.timeSlicing.resources.0.replicas is "True"; use a number'),
+        ("    - {name: gpu, replicas: 2.5}", '4: sharing.timeSlicing.resources.0.replicas is "2.5"; use a number'),
         (
             "    - {name: gpu, replicas: 2}\n    - {name: nvidia.com/gpu, replicas: 3}",
-            "5: sharing.timeSlicing.resources.1 names nvidia.com/gpu a second time.",
+            "5: sharing.timeSlicing.resources.1 lists nvidia.com/gpu twice.",
         ),
         (
             "    - name: gpu\n      replicas: 2\n      rename: gpu.mine",
-            "6: sharing.timeSlicing.resources.0.rename calls nvidia.com/gpu gpu.mine, which NVIDIA's plugin ignores: it",
+            "6: sharing.timeSlicing.resources.0.rename renames nvidia.com/gpu to gpu.mine, which NVIDIA's plugin ignores: the",
         ),
         (
             "    - name: gpu\n      replicas: 2\n      devices: [0, 1]",
-            "6: sharing.timeSlicing.resources.0.devices chooses devices, which NVIDIA's plugin ignores: it shares all.",
+            "6: sharing.timeSlicing.resources.0.devices selects devices, which NVIDIA's plugin ignores: it shares all.",
         ),
         (
             "    - {name: no good, replicas: 2}",
             "4: sharing.timeSlicing.resources.0 cannot be advertised: 'nvidia.com/no",
         ),
-        ("    - {name: gpu, replica: 2}", "4: sharing.timeSlicing.resources.0.replica is not known; there is devices"),
-        ("    - gpu", "4: sharing.timeSlicing.resources.0 must be a section of keys and values."),
+        (
+            "    - {name: gpu, replica: 2}",
+            "4: sharing.timeSlicing.resources.0.replica is not a known key; known are devices",
+        ),
+        ("    - gpu", "4: sharing.timeSlicing.resources.0 must be a mapping of keys to values."),
     ],
 )
 def test_unsupported_sharing_entry_is_refused_with_its_line(tmp_path: Path, entries: str, message: str) -> None:
@@ -274,7 +280,7 @@ def test_missing_configuration_file_is_named_in_the_error(tmp_path: Path) -> Non
 def test_configuration_file_that_is_no_regular_file_is_refused_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(InvalidConfiguration, match="NVIDIA's configuration is a regular file"):
+        with pytest.raises(InvalidConfiguration, match="NVIDIA's configuration must be a regular file"):
             resolve_settings(NvidiaOptions(), path)
     with pytest.raises(InvalidConfiguration, match="cannot be read"):
         resolve_settings(NvidiaOptions(), Path("a\0b"))
@@ -283,11 +289,11 @@ def test_configuration_file_that_is_no_regular_file_is_refused_without_blocking(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"strategies": ["envvar,cd"]}, '--device-list-strategy: "cd" is no way to pass devices'),
-        ({"driver_root": "driver"}, '--nvidia-driver-root: "driver" is no place on the host'),
-        ({"dev_root": "dev"}, '--nvidia-dev-root: "dev" is no place on the host'),
-        ({"driver_root_ctr_path": "x"}, '--driver-root-ctr-path: "x" is no place on the host'),
-        ({"hook": "nvidia-ctk"}, '--nvidia-cdi-hook-path: "nvidia-ctk" is no place on the host'),
+        ({"strategies": ["envvar,cd"]}, '--device-list-strategy: "cd" is not a way to pass devices'),
+        ({"driver_root": "driver"}, '--nvidia-driver-root: "driver" is not an absolute path'),
+        ({"dev_root": "dev"}, '--nvidia-dev-root: "dev" is not an absolute path'),
+        ({"driver_root_ctr_path": "x"}, '--driver-root-ctr-path: "x" is not an absolute path'),
+        ({"hook": "nvidia-ctk"}, '--nvidia-cdi-hook-path: "nvidia-ctk" is not an absolute path'),
     ],
 )
 def test_invalid_flag_is_refused_by_name(words: dict[str, object], message: str) -> None:
@@ -315,8 +321,8 @@ def test_driver_root_is_read_at_the_mount_point_of_nvidias_manifests(tmp_path: P
     host = PurePosixPath("/run/nvidia/driver")
     assert resolve_settings(words, mounted_root=tmp_path).root == DriverRoot(host, tmp_path)
     assert resolve_settings(words, mounted_root=tmp_path / "no").root == DriverRoot(host, Path("/run/nvidia/driver"))
-    told = options_from_flags(driver_root="/run/nvidia/driver", driver_root_ctr_path="/elsewhere")
-    assert resolve_settings(told, mounted_root=tmp_path).root == DriverRoot(host, Path("/elsewhere"))
+    options = options_from_flags(driver_root="/run/nvidia/driver", driver_root_ctr_path="/elsewhere")
+    assert resolve_settings(options, mounted_root=tmp_path).root == DriverRoot(host, Path("/elsewhere"))
 
 
 @pytest.mark.parametrize("name", ["nvidia-cdi-hook", "nvidia-ctk"])
@@ -334,8 +340,8 @@ def test_cdi_hook_program_is_searched_on_the_host_and_only_with_a_cdi_strategy(t
 
 
 def test_enabled_features_are_passed_to_nvidias_runtime() -> None:
-    asked = options_from_flags(features={Feature.GDS: True, Feature.MOFED: False, Feature.GDRCOPY: None})
-    assert resolve_settings(asked).injection.features == {Feature.GDS}
+    options = options_from_flags(features={Feature.GDS: True, Feature.MOFED: False, Feature.GDRCOPY: None})
+    assert resolve_settings(options).injection.features == {Feature.GDS}
 
 
 def test_index_strategy_is_warned_about_where_a_runtime_numbers_devices_by_itself() -> None:
@@ -351,6 +357,6 @@ def test_disabled_health_checks_are_answered_with_a_warning() -> None:
     assert health_check_warning("") == ""
     for value in ("all", "xids", "48,79"):
         warning = health_check_warning(value)
-        assert warning.startswith(f"DP_DISABLE_HEALTHCHECKS={value} changes nothing in the plugin")
+        assert warning.startswith(f"DP_DISABLE_HEALTHCHECKS={value} has no effect on the plugin")
         assert "Set it for scrubber serve" in warning
         assert "xids: ignore" in warning

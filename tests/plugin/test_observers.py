@@ -3,7 +3,7 @@
 from plugin.observers import DeferredObserver, NullObserver
 
 
-class Told(NullObserver):
+class RecordingObserver(NullObserver):
     def __init__(self) -> None:
         self.facts: list[tuple[object, ...]] = []
 
@@ -18,12 +18,12 @@ class Told(NullObserver):
 
 
 def test_deferred_observer_replays_every_observation_once_and_in_order() -> None:
-    deferred, told = DeferredObserver(), Told()
+    deferred, recording = DeferredObserver(), RecordingObserver()
     deferred.on_service_status(up=True)
     deferred.on_registration_status("a/b", registered=True)
-    deferred.forward_to(told)
+    deferred.forward_to(recording)
     deferred.on_call_finished("Allocate", "OK", 0.5)
-    assert told.facts == [("service", True), ("registered", "a/b", True), ("answered", "Allocate", "OK", 0.5)]
+    assert recording.facts == [("service", True), ("registered", "a/b", True), ("answered", "Allocate", "OK", 0.5)]
 
 
 def test_only_a_successful_registration_ends_the_wait_for_the_first_one() -> None:

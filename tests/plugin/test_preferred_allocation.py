@@ -21,7 +21,7 @@ def gpu(
     *,
     clean: bool = False,
     scrubbing: bool = False,
-    verdict: ServiceVerdict = ServiceVerdict.OFFERED,
+    verdict: ServiceVerdict = ServiceVerdict.ADVERTISED,
     node: int | None = None,
     peers: str = "",
 ) -> AdvertisedDevice:
@@ -83,7 +83,7 @@ def test_preferred_allocation_does_not_depend_on_the_order_of_the_ids(
 def test_preferred_allocation_chooses_no_dirty_device_while_a_clean_one_is_available(
     available: set[str], must: set[str], size: int, known: dict[str, AdvertisedDevice]
 ) -> None:
-    clean = {id_ for id_, offer in known.items() if offer.certified and offer.verdict is ServiceVerdict.OFFERED}
+    clean = {id_ for id_, offer in known.items() if offer.certified and offer.verdict is ServiceVerdict.ADVERTISED}
     withheld = {id_ for id_, offer in known.items() if offer.verdict is ServiceVerdict.WITHHELD}
     chosen = set(preferred_devices(available, must, size, known))
     free = available - must
@@ -147,7 +147,7 @@ def test_half_of_a_large_node_is_chosen_in_whole_groups_with_bounded_work() -> N
         id_: AdvertisedDevice(
             id_,
             id_,
-            ServiceVerdict.OFFERED,
+            ServiceVerdict.ADVERTISED,
             numa_node=number // (devices // 2),
             peers=frozenset(ids[first : first + group]),
         )
@@ -164,7 +164,7 @@ def test_half_of_a_large_node_is_chosen_in_whole_groups_with_bounded_work() -> N
 
 def part(id_: str, parent: str, *, clean: bool = False, node: int | None = None) -> AdvertisedDevice:
     return AdvertisedDevice(
-        id=id_, index=id_, verdict=ServiceVerdict.OFFERED, certified=clean, numa_node=node, parent=parent
+        id=id_, index=id_, verdict=ServiceVerdict.ADVERTISED, certified=clean, numa_node=node, parent=parent
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from plugin.main import PluginSettings, run
 from scrubber.domain.errors import InvalidConfiguration
-from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, device, snapshot, start
+from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, device, snapshot, start
 
 
 class PluginProcess:
@@ -25,20 +25,20 @@ class PluginProcess:
         self.process = process
         self.events: list[dict[str, object]] = []
 
-    async def says(self, event: str) -> dict[str, object]:
+    async def next_line(self, event: str) -> dict[str, object]:
         """Return the next log line with this event."""
         assert self.process.stderr is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DEADLINE):
             while line := await self.process.stderr.readline():
                 self.events.append(json.loads(line))
                 if self.events[-1]["event"] == event:
                     return self.events[-1]
-        raise AssertionError(f"the plugin ended without saying {event!r}; it said {self.events}")
+        raise AssertionError(f"the plugin ended without logging {event!r}; it logged {self.events}")
 
     async def ends(self, signal_: signal.Signals | None = None) -> int:
         if signal_ is not None:
             self.process.send_signal(signal_)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DEADLINE):
             return await self.process.wait()
 
 
@@ -59,20 +59,20 @@ async def plugin(directory: Path, *flags: str) -> AsyncIterator[PluginProcess]:
 
 async def test_plugin_waits_for_the_service_then_for_the_kubelet_and_then_serves(short_tmp: Path) -> None:
     async with plugin(short_tmp, "--registration", "classic") as running:
-        await running.says("service.unavailable")
+        await running.next_line("service.unavailable")
         async with FakeService(short_tmp / "s", snapshot(device(0))) as service:
-            await running.says("service.available")
-            await running.says("kubelet.unavailable")
+            await running.next_line("service.available")
+            await running.next_line("kubelet.unavailable")
             async with FakeKubelet(short_tmp) as kubelet:
                 registered = await kubelet.new_registration()
                 assert registered.healthy == {"sim-0"}
                 await registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
-                assert [list(asked.device_ids) for asked in service.asked] == [["sim-0"]]
+                assert [list(request.device_ids) for request in service.requests] == [["sim-0"]]
 
 
 async def test_plugin_does_not_register_before_the_first_snapshot(short_tmp: Path) -> None:
     async with FakeKubelet(short_tmp) as kubelet, plugin(short_tmp, "--registration", "classic") as running:
-        await running.says("service.unavailable")
+        await running.next_line("service.unavailable")
         assert kubelet.requests == []
         async with FakeService(short_tmp / "s", snapshot(device(0), ready=False)):
             registered = await kubelet.new_registration()
@@ -104,7 +104,7 @@ async def test_modules_not_needed_for_the_registration_are_not_imported_before_i
         assert process.stderr is not None
         loaded: set[str] = set()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(DEADLINE):
                 while b'"kubelet.registered"' not in (line := await process.stderr.readline()):
                     assert line, "the plugin ended"
                     loaded.add(line.decode().rpartition("|")[2].strip())
@@ -116,8 +116,8 @@ async def test_modules_not_needed_for_the_registration_are_not_imported_before_i
             await process.wait()
 
 
-async def there(file: Path) -> None:
-    async with asyncio.timeout(PATIENCE):
+async def exists(file: Path) -> None:
+    async with asyncio.timeout(DEADLINE):
         while True:
             if file.exists():
                 return
@@ -135,7 +135,7 @@ async def test_ready_file_appears_with_the_first_ready_snapshot_and_disappears_w
         assert (await kubelet.new_registration()).lists == [{"sim-0": "Unhealthy"}]
         assert not file.exists()
         service.show(snapshot(device(0), version=2))
-        await there(file)
+        await exists(file)
         assert await running.ends(signal.SIGTERM) == 0
         assert not file.exists()
 
@@ -151,8 +151,8 @@ async def test_standby_instance_creates_its_ready_file_and_registers_when_the_ol
     ):
         await kubelet.new_registration()
         async with plugin(short_tmp, "--ready-file", str(file)) as second:
-            await second.says("plugin.standby")
-            await there(file)
+            await second.next_line("plugin.standby")
+            await exists(file)
             assert len(kubelet.requests) == 1
             assert await old.ends(signal.SIGTERM) == 0
             assert (await kubelet.new_registration(after=1)).healthy == {"sim-0"}
@@ -160,7 +160,7 @@ async def test_standby_instance_creates_its_ready_file_and_registers_when_the_ol
 
 async def test_ready_file_that_cannot_be_created_is_refused_with_an_error_message(short_tmp: Path) -> None:
     settings = PluginSettings(kubelet_dir=short_tmp, socket=short_tmp, ready_file=short_tmp / "missing" / "ready")
-    with pytest.raises(InvalidConfiguration, match="Name a file in a directory"):
+    with pytest.raises(InvalidConfiguration, match="Use a directory that the plugin can write to"):
         await run(settings)
 
 
@@ -189,7 +189,7 @@ async def test_stop_signal_does_not_wait_for_a_start_in_progress(short_tmp: Path
         async with plugin(short_tmp, "--registration", "classic") as running:
             registered = await kubelet.new_registration()
             waiting = asyncio.ensure_future(registered.plugin.PreStartContainer(start("sim-0"), timeout=30))
-            await service.bell.until(lambda: bool(service.asked))
+            await service.bell.until(lambda: bool(service.requests))
             assert await running.ends(signal.SIGTERM) == 0
             await service.bell.until(lambda: service.cancelled == 1)
             await asyncio.wait({waiting})
@@ -198,7 +198,7 @@ async def test_stop_signal_does_not_wait_for_a_start_in_progress(short_tmp: Path
 
 async def test_stop_signal_ends_a_plugin_that_waits_for_the_service(short_tmp: Path) -> None:
     async with plugin(short_tmp) as running:
-        await running.says("service.unavailable")
+        await running.next_line("service.unavailable")
         assert await running.ends(signal.SIGTERM) == 0
 
 
@@ -207,23 +207,23 @@ async def test_regular_file_at_the_services_socket_path_ends_the_plugin_with_one
     (short_tmp / "s" / "plugin" / "plugin.sock").touch()
     async with plugin(short_tmp) as running:
         assert running.process.stderr is not None
-        async with asyncio.timeout(PATIENCE):
-            said = (await running.process.stderr.read()).decode()
+        async with asyncio.timeout(DEADLINE):
+            output = (await running.process.stderr.read()).decode()
         assert await running.ends() != 0
-        assert "plugin.sock is not a socket" in said
-        assert "Traceback" not in said
+        assert "plugin.sock is not a socket" in output
+        assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resource_name": "gpu"}, "is no name for a resource"),
-        ({"resource_name": "example.com/gpü"}, "is no name for a resource"),
-        ({"registration": "smoke-signal"}, "write one of auto, watcher, classic"),
-        ({"kubelet_dir": Path("/tmp") / ("d" * 90)}, "may have 107"),
+        ({"resource_name": "gpu"}, "is not a valid resource name"),
+        ({"resource_name": "example.com/gpü"}, "is not a valid resource name"),
+        ({"registration": "smoke-signal"}, "Use one of: auto, watcher, classic"),
+        ({"kubelet_dir": Path("/tmp") / ("d" * 90)}, "the limit for a Unix socket is 107"),
         ({"socket": Path("/tmp") / ("d" * 100)}, "at most 107"),
         ({"kubelet_dir": Path("/dev/null")}, "is a file"),
-        ({"log_level": "loud"}, "no log level"),
+        ({"log_level": "loud"}, "Unknown log level"),
     ],
 )
 async def test_invalid_plugin_setting_is_refused_before_anything_starts(

@@ -27,7 +27,7 @@ from plugin.logs import create_logger
 from scrubber.domain.errors import InvalidConfiguration
 from scrubber.emulator.ungated_plugin import UngatedPlugin, read_sim_devices
 from tests.emulation import SOON, emulated
-from tests.plugin_collaborators import PATIENCE, Bell, FakeKubelet, Registered, allocation
+from tests.plugin_collaborators import DEADLINE, Bell, FakeKubelet, Registered, allocation
 
 RESOURCE = "scrubber.dev/gpu"
 QUICK = RegistrationTimes(
@@ -35,7 +35,7 @@ QUICK = RegistrationTimes(
     idle_poll=0.01,
     watcher_fallback=0.1,
     watcher_call=0.02,
-    stream=PATIENCE,
+    stream=DEADLINE,
     retry=0.02,
     stable=60.0,
     back_off=0.01,
@@ -44,7 +44,7 @@ IMHASTY = dataclasses.replace(QUICK, watcher_fallback=0.0)
 PATIENT = dataclasses.replace(QUICK, watcher_fallback=0.05)
 HASTY = dataclasses.replace(QUICK, watcher_fallback=0.0)
 PATIENT = dataclasses.replace(QUICK, watcher_fallback=3600.0)
-OFFER = AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.OFFERED, healthy=True)
+OFFER = AdvertisedDevice(id="gpu-0", index="0", verdict=ServiceVerdict.ADVERTISED, healthy=True)
 
 
 class OpenGate:
@@ -67,7 +67,7 @@ class Journal(io.StringIO):
         self._bell.ring()
         return written
 
-    async def says(self, words: str) -> None:
+    async def until_logged(self, words: str) -> None:
         await self._bell.until(lambda: words in self.getvalue())
 
 
@@ -104,7 +104,7 @@ async def registrar(
 async def appears(directory: Path, but: set[Path] | frozenset[Path] = frozenset()) -> Path:
     """Wait for and return our socket in ``directory``, other than those in ``but``."""
     directory.mkdir(parents=True, exist_ok=True)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(DEADLINE):
         async for _ in awatch(directory, rust_timeout=50, yield_on_timeout=True, step=10, debounce=20):
             found = set(directory.glob("scrubber-gpu-*.sock")) - but
             if found:
@@ -125,12 +125,12 @@ async def test_classic_registration_serves_before_it_registers_under_the_resourc
 async def test_classic_registration_waits_for_the_kubelet_and_its_directory(short_tmp: Path) -> None:
     journal = Journal()
     async with registrar(short_tmp, RegistrationMode.CLASSIC, journal=journal):
-        await journal.says("device-plugins does not exist")
+        await journal.until_logged("device-plugins does not exist")
         (short_tmp / "device-plugins").mkdir()
-        await journal.says("kubelet.sock does not exist")
+        await journal.until_logged("kubelet.sock does not exist")
         async with FakeKubelet(short_tmp) as kubelet:
             await kubelet.new_registration()
-            await journal.says("kubelet.available")
+            await journal.until_logged("kubelet.available")
 
 
 async def test_classic_registration_waits_for_a_kubelet_whose_dead_socket_still_exists(short_tmp: Path) -> None:
@@ -142,7 +142,7 @@ async def test_classic_registration_waits_for_a_kubelet_whose_dead_socket_still_
         dead.bind(str(kubelet.classic / "kubelet.sock"))
     journal = Journal()
     async with registrar(short_tmp, RegistrationMode.CLASSIC, journal=journal):
-        await journal.says("failed, UNAVAILABLE")
+        await journal.until_logged("failed: UNAVAILABLE")
         (kubelet.classic / "kubelet.sock").unlink()
         await kubelet.start()
         await kubelet.new_registration()
@@ -180,7 +180,7 @@ async def test_plugin_registers_again_when_the_kubelet_accepts_the_registration_
             if len(self.requests) > 2:
                 return await super().connect(socket)
             async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-                options = await rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=PATIENCE)
+                options = await rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=DEADLINE)
                 return Registered(socket, channel, options)
 
     soon = dataclasses.replace(QUICK, stream=0.3)
@@ -287,7 +287,7 @@ async def test_auto_registration_waits_for_the_kubelets_socket_without_a_socket_
     for directory in (kubelet.classic, kubelet.registry):
         directory.mkdir()
     async with registrar(short_tmp, RegistrationMode.AUTO, HASTY, journal=journal):
-        await journal.says("kubelet.sock does not exist")
+        await journal.until_logged("kubelet.sock does not exist")
         async with kubelet:
             assert (await kubelet.new_registration()).socket.parent == kubelet.classic
     assert str(kubelet.registry) not in journal.getvalue()
@@ -326,10 +326,10 @@ async def test_second_instance_registers_only_once_the_first_has_ended_its_strea
         async with registrar(short_tmp, mode, name="old"):
             old = await kubelet.new_registration()
             await second.enter_async_context(registrar(short_tmp, mode, name="new", journal=journal))
-            await journal.says("plugin.standby")
+            await journal.until_logged("plugin.standby")
             (waiting,) = set(kubelet.classic.glob("scrubber-*.sock")) - {old.socket}
             async with grpc.aio.insecure_channel(f"unix:{waiting}") as channel:
-                await rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=PATIENCE)
+                await rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=DEADLINE)
             await kubelet.drop(old)
             old = await kubelet.new_registration(after=1)
             assert [each.endpoint for each in kubelet.requests] == ["scrubber-gpu-old0.sock", "scrubber-gpu-old1.sock"]
@@ -350,7 +350,7 @@ async def test_second_instance_creates_its_registry_socket_only_once_the_first_o
             await second.enter_async_context(
                 registrar(short_tmp, RegistrationMode.WATCHER, name="new", journal=journal)
             )
-            await journal.says("plugin.standby")
+            await journal.until_logged("plugin.standby")
             assert set(kubelet.registry.glob("*.sock")) == {old}
         await kubelet.visit(await appears(kubelet.registry, but={old}))
         await kubelet.new_registration()
@@ -365,11 +365,11 @@ async def test_standby_instance_serves_on_a_new_socket_after_a_kubelet_restart(s
             await second.enter_async_context(
                 registrar(short_tmp, RegistrationMode.CLASSIC, name="new", journal=journal)
             )
-            await journal.says("plugin.standby")
+            await journal.until_logged("plugin.standby")
             await kubelet.stop()
             await kubelet.start()
             await kubelet.new_registration(after=1)
-            await journal.says("scrubber-gpu-new1.sock")
+            await journal.until_logged("scrubber-gpu-new1.sock")
         new = await kubelet.new_registration(after=2)
         assert new.socket.name.startswith("scrubber-gpu-new")
 
@@ -417,7 +417,7 @@ async def test_every_instance_registers_where_no_lock_can_be_created(short_tmp: 
 async def test_regular_file_at_the_kubelets_socket_path_ends_the_plugin_with_an_error_message(short_tmp: Path) -> None:
     (short_tmp / "device-plugins").mkdir()
     (short_tmp / "device-plugins" / "kubelet.sock").touch()
-    async with registrar(short_tmp, RegistrationMode.CLASSIC) as task, asyncio.timeout(PATIENCE):
+    async with registrar(short_tmp, RegistrationMode.CLASSIC) as task, asyncio.timeout(DEADLINE):
         await asyncio.wait({task})
         assert isinstance(task.exception(), InvalidConfiguration)
 

@@ -18,7 +18,7 @@ from scrubber.domain.errors import InvalidRequest, ScrubberError, Unavailable
 GPU, NIC = "vendor.example/gpu", "vendor.example/nic"
 
 
-async def heard() -> None:
+async def notify() -> None:
     return
 
 
@@ -26,11 +26,11 @@ class Service:
     """A service that handles announcements as the test sets."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, dict[str, str]]] = []
-        self.answer: Callable[[], Awaitable[None]] = heard
+        self.announced: list[tuple[str, dict[str, str]]] = []
+        self.answer: Callable[[], Awaitable[None]] = notify
 
     async def announce(self, resource: str, offers: Mapping[str, str], timeout: float) -> None:
-        self.told.append((resource, dict(offers)))
+        self.announced.append((resource, dict(offers)))
         await self.answer()
 
 
@@ -52,32 +52,32 @@ def events(lines: io.StringIO) -> list[Any]:
 
 async def test_unchanged_resource_mapping_is_announced_once_and_a_changed_one_again() -> None:
     service = Service()
-    told = announcements(service)
+    announcing = announcements(service)
     for meanings in ({"0": "a"}, {"0": "a"}, {"0": "a", "1": "b"}):
-        await told.publish(GPU, meanings, "one")
-    await told.publish(NIC, {"0": "c"}, "one")
-    assert service.told == [(GPU, {"0": "a"}), (GPU, {"0": "a", "1": "b"}), (NIC, {"0": "c"})]
+        await announcing.publish(GPU, meanings, "one")
+    await announcing.publish(NIC, {"0": "c"}, "one")
+    assert service.announced == [(GPU, {"0": "a"}), (GPU, {"0": "a", "1": "b"}), (NIC, {"0": "c"})]
 
 
 async def test_resource_mapping_is_announced_to_every_service_run_and_not_while_the_service_is_down() -> None:
     service = Service()
-    told = announcements(service)
+    announcing = announcements(service)
     for epoch in ("one", "", "one", "two", "", "three"):
-        await told.publish(GPU, {"0": "a"}, epoch)
-    assert len(service.told) == 3
+        await announcing.publish(GPU, {"0": "a"}, epoch)
+    assert len(service.announced) == 3
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), InvalidRequest("too many"), ScrubberError("fault")])
 async def test_failed_announcement_is_repeated_with_the_next_list_and_logged_once(error: ScrubberError) -> None:
     service, lines = Service(), io.StringIO()
-    told = announcements(service, lines)
+    announcing = announcements(service, lines)
     service.answer = answering(error)
     for _ in range(3):
-        await told.publish(GPU, {"0": "a"}, "one")
-    service.answer = heard
+        await announcing.publish(GPU, {"0": "a"}, "one")
+    service.answer = notify
     for _ in range(2):
-        await told.publish(GPU, {"0": "a"}, "one")
-    assert len(service.told) == 4
+        await announcing.publish(GPU, {"0": "a"}, "one")
+    assert len(service.announced) == 4
     assert events(lines) == [
         "resource-mapping.refused" if isinstance(error, InvalidRequest) else "resource-mapping.failed"
     ]
@@ -89,13 +89,13 @@ async def test_unanswered_announcement_delays_a_list_no_longer_than_its_timeout(
 
     service = Service()
     service.answer = never
-    told = announcements(service, timeout=0.01)
+    announcing = announcements(service, timeout=0.01)
     async with asyncio.timeout(10):
-        await told.publish(GPU, {"0": "a"}, "one")
-        assert not await told.republish(GPU)
+        await announcing.publish(GPU, {"0": "a"}, "one")
+        assert not await announcing.republish(GPU)
 
 
 async def test_resource_that_was_never_listed_is_not_announced_again() -> None:
     service = Service()
     assert not await announcements(service).republish(GPU)
-    assert service.told == []
+    assert service.announced == []

@@ -19,7 +19,7 @@ from scrubber.domain.device import Access, AccessKind
 from tests.gpus import gpu, instance
 
 SIM = AdvertisedDevice(
-    "sim-0", "0", ServiceVerdict.OFFERED, True, access=(Access(AccessKind.MOUNT, "/sim/0", "/dev/simgpu0"),)
+    "sim-0", "0", ServiceVerdict.ADVERTISED, True, access=(Access(AccessKind.MOUNT, "/sim/0", "/dev/simgpu0"),)
 )
 
 
@@ -44,7 +44,7 @@ def test_strategy_none_advertises_whole_gpus_only_and_warns_about_mig_instances(
     arrangement = arranged("none", gpu(0), instance(1, 0), instance(1, 1))
     assert ids(arrangement) == {"nvidia.com/gpu": [gpu(0).id]}
     assert arrangement.warnings == (
-        "MIG instances are not advertised: --mig-strategy is none; choose single or mixed (2 of them)",
+        "MIG instances are not advertised: --mig-strategy is none; use single or mixed (instances: 2)",
     )
     assert arrangement.error == ""
 
@@ -58,9 +58,9 @@ def test_strategy_single_advertises_devices_of_one_kind_as_gpus() -> None:
 @pytest.mark.parametrize(
     ("offers", "why"),
     [
-        ((gpu(0), instance(1, 0)), "some GPUs of this node are cut into MIG instances and some are not"),
+        ((gpu(0), instance(1, 0)), "some GPUs of this node are partitioned into MIG instances and some are not"),
         ((instance(0, 0), instance(1, 0, "3g.40gb")), "different profiles (1g.10gb, 3g.40gb)"),
-        ((instance(0, 0, "unknown"), instance(1, 0, "unknown")), "the driver does not say which profile"),
+        ((instance(0, 0, "unknown"), instance(1, 0, "unknown")), "the driver does not report the profile"),
     ],
 )
 def test_strategy_single_refuses_a_node_with_several_kinds_of_devices(
@@ -69,13 +69,13 @@ def test_strategy_single_refuses_a_node_with_several_kinds_of_devices(
     arrangement = arranged("single", *offers)
     assert arrangement.lists == {}
     assert why in arrangement.error
-    assert "Choose mixed, or cut all GPUs alike." in arrangement.error
+    assert "Use mixed, or partition all GPUs alike." in arrangement.error
 
 
 def test_strategy_single_ignores_gone_devices_and_devices_without_a_verdict() -> None:
     parts = [instance(0, 0), instance(0, 1)]
     assert arranged("single", *parts, gone(gpu(7))).error == ""
-    unspoken = gpu(1, verdict=ServiceVerdict.NONE)
+    unspoken = gpu(1, verdict=ServiceVerdict.UNKNOWN)
     assert ids(arranged("single", *parts, unspoken)) == {"nvidia.com/gpu": [each.id for each in parts]}
 
 
@@ -119,7 +119,7 @@ def test_mig_instance_that_returns_with_another_profile_is_withheld_under_its_ol
     _, later = layout.assign_resources([instance(0, 0, "1g.10gb+me")])
     (old,), (new,) = later.lists["nvidia.com/mig-1g.10gb"], later.lists["nvidia.com/mig-1g.10gb.me"]
     assert (old.id, old.healthy, new.id, new.healthy) == (instance(0, 0).id, False, instance(0, 0).id, True)
-    assert old.refusal == f"Device {old.id} is not advertised as nvidia.com/mig-1g.10gb any more."
+    assert old.refusal == f"Device {old.id} is no longer advertised as nvidia.com/mig-1g.10gb."
 
 
 offers_ = st.lists(

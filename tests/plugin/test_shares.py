@@ -57,7 +57,9 @@ def test_only_resources_named_in_the_file_are_shared_and_renamed(renamed: bool) 
 
 def test_shared_resource_that_does_not_exist_is_warned_about() -> None:
     arrangement = ResourceLayout(sharing=TimeSlicing({"nvidia.com/gpus": 2})).assign_resources([gpu(0)])[1]
-    assert arrangement.warnings == ("The configuration file shares nvidia.com/gpus, and this node has none",)
+    assert arrangement.warnings == (
+        "The configuration file shares nvidia.com/gpus, but this node has no such resource",
+    )
     assert ResourceLayout(sharing=TimeSlicing({GPU: 2})).assign_resources([gpu(0)])[1].warnings == ()
 
 
@@ -77,7 +79,7 @@ def test_id_mapping_maps_devices_and_shares_to_devices() -> None:
 def test_request_for_more_than_one_share_is_refused_only_where_the_file_forbids_it() -> None:
     two = list(shares(gpu(0), gpu(1)).values())[:2]
     strict = replace(SHARED, single_share_only=True)
-    with pytest.raises(InvalidRequest, match="asks for 2 shares of devices, and one is the most"):
+    with pytest.raises(InvalidRequest, match="requests 2 shares of devices, but the maximum is one"):
         strict.check_request(two)
     strict.check_request(two[:1])
     strict.check_request([gpu(0), gpu(1)])
@@ -136,7 +138,7 @@ def test_share_of_a_withheld_device_is_chosen_last() -> None:
 
 
 some = st.lists(
-    st.sampled_from([*(f"{each.id}::{n}" for each in (A, B, C) for n in range(3)), "unheard-of", "GPU-x::1", ""]),
+    st.sampled_from([*(f"{each.id}::{n}" for each in (A, B, C) for n in range(3)), "unknown", "GPU-x::1", ""]),
     unique=True,
 )
 
@@ -159,4 +161,4 @@ def test_preferred_shares_are_always_on_the_least_shared_device(taken: set[str],
     for device in chosen(free(offers, *taken), size, offers):
         assert given_[device] == min(count for each in (A, B, C) if (count := given_[each.id]) < 3)
         given_[device] += 1
-    assert all(word is ServiceVerdict.OFFERED for word in (offer.verdict for offer in offers.values()))
+    assert all(word is ServiceVerdict.ADVERTISED for word in (offer.verdict for offer in offers.values()))

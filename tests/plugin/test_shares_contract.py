@@ -20,7 +20,7 @@ from plugin.service_client import WatchTimes
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import InvalidConfiguration
 from tests.plugin_collaborators import (
-    PATIENCE,
+    DEADLINE,
     FakeKubelet,
     FakeService,
     Registered,
@@ -33,9 +33,9 @@ from tests.plugin_collaborators import (
 
 GPU = "scrubber.dev/gpu"
 TIMES = PluginTimes(
-    gate=GateTimes(service_away=0.2, retry=0.02, reserve=PATIENCE),
-    registration=RegistrationTimes(stream=PATIENCE),
-    watch=WatchTimes(grace=PATIENCE, heartbeat=60.0, retry=0.02),
+    gate=GateTimes(service_away=0.2, retry=0.02, reserve=DEADLINE),
+    registration=RegistrationTimes(stream=DEADLINE),
+    watch=WatchTimes(grace=DEADLINE, heartbeat=60.0, retry=0.02),
 )
 TWO = TimeSlicing({GPU: 2})
 FOUR = {f"sim-{number}::{share}": f"sim-{number}" for number in range(2) for share in range(2)}
@@ -104,15 +104,15 @@ async def test_service_is_called_with_the_share_ids_of_the_kubelet(short_tmp: Pa
         await here.registered.plugin.PreStartContainer(start("sim-0::1", "sim-0::0"), timeout=30)
         assert here.service.announced == [(GPU, FOUR)]
         assert here.service.reserved == [["sim-0::0", "sim-0::1"]]
-        assert [(each.resource, list(each.device_ids)) for each in here.service.asked] == [
+        assert [(each.resource, list(each.device_ids)) for each in here.service.requests] == [
             (GPU, ["sim-0::0", "sim-0::1"])
         ]
 
 
 async def test_container_gets_each_shared_device_once_and_never_a_share_id(short_tmp: Path) -> None:
     async with node(short_tmp) as here:
-        asked = allocation("sim-1::1", "sim-0::1", "sim-1::0")
-        (container,) = (await here.registered.plugin.Allocate(asked)).container_responses
+        request = allocation("sim-1::1", "sim-0::1", "sim-1::0")
+        (container,) = (await here.registered.plugin.Allocate(request)).container_responses
         assert dict(container.envs) == {"SCRUBBER_VISIBLE_DEVICES": "sim-0,sim-1"}
         assert [each.container_path for each in container.mounts] == ["/dev/simgpu0", "/dev/simgpu1"]
 
@@ -121,7 +121,7 @@ async def test_shared_device_itself_is_not_listed_and_cannot_be_allocated(short_
     async with node(short_tmp) as here:
         for id_ in ("sim-0", "sim-0::2"):
             code, words = await refused(here.registered.plugin.Allocate(allocation(id_)))
-            assert (code, "not one of this plugin's" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+            assert (code, "not in the list of this plugin" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         assert here.service.reserved == []
 
 
@@ -136,7 +136,7 @@ async def test_preferred_allocation_spreads_shares_over_devices(short_tmp: Path)
 async def test_request_for_several_shares_is_refused_with_fail_requests_greater_than_one(short_tmp: Path) -> None:
     async with node(short_tmp, TimeSlicing({GPU: 2}, single_share_only=True)) as here:
         code, words = await refused(here.registered.plugin.Allocate(allocation("sim-0::0", "sim-1::0")))
-        assert (code, "one is the most" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        assert (code, "the maximum is one" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         assert here.service.reserved == []
         await here.registered.plugin.Allocate(allocation("sim-0::0"))
 
@@ -145,5 +145,5 @@ async def test_own_shares_and_an_upstream_plugin_are_refused_together(short_tmp:
     settings = PluginSettings(
         short_tmp, short_tmp / "s", nvidia=NvidiaPluginSettings(sharing=TWO), upstream_dir=short_tmp
     )
-    with pytest.raises(InvalidConfiguration, match="the vendor's plugin makes the shares"):
+    with pytest.raises(InvalidConfiguration, match="the vendor's plugin creates the shares"):
         await run(settings)

@@ -46,9 +46,9 @@ def test_device_access_arrives_as_the_backend_defined_it() -> None:
 def test_gpu_is_withheld_only_if_the_policy_forbids_the_plugins_strategy(by_envvar: bool, refused: bool) -> None:
     shown = snapshot(seen(gpu(0)), simulated(0), envvar_refused=refused)
     found, other = advertised_devices(shown, uses_envvar=by_envvar)
-    assert (found.verdict is ServiceVerdict.OFFERED) is not (by_envvar and refused)
+    assert (found.verdict is ServiceVerdict.ADVERTISED) is not (by_envvar and refused)
     assert ("environment variable" in found.refusal) is (by_envvar and refused)
-    assert other.verdict is ServiceVerdict.OFFERED
+    assert other.verdict is ServiceVerdict.ADVERTISED
 
 
 def test_device_out_of_service_keeps_the_services_refusal_message() -> None:
@@ -61,8 +61,8 @@ def test_device_out_of_service_keeps_the_services_refusal_message() -> None:
 def test_service_reports_mig_profile_and_forbidden_envvar_strategy() -> None:
     part = replace(device(0), parent="GPU-p", profile="3g.40gb")
     view = NodeView(1, (DeviceView(part, DeviceRecord(part.id)),), ready=True, epoch="one", refuses_envvar=True)
-    told = messages.snapshot_message(view)
-    assert (told.devices[0].profile, told.devices[0].parent, told.envvar_refused) == ("3g.40gb", "GPU-p", True)
+    message = messages.snapshot_message(view)
+    assert (message.devices[0].profile, message.devices[0].parent, message.envvar_refused) == ("3g.40gb", "GPU-p", True)
     assert messages.snapshot_key(view) != messages.snapshot_key(replace(view, refuses_envvar=False))
     assert (
         messages.snapshot_message(replace(view, devices=(DeviceView(device(0), DeviceRecord("GPU-a0")),)))
@@ -77,4 +77,4 @@ def test_withheld_device_has_a_refusal_message_and_an_advertised_device_has_none
     talkative = simulated(1, refusal="It was quarantined a while ago.")
     withheld, offered = advertised_devices(snapshot(silent, talkative))
     assert (withheld.verdict, withheld.refusal) == (ServiceVerdict.WITHHELD, "Device sim-0 is out of service.")
-    assert (offered.verdict, offered.refusal) == (ServiceVerdict.OFFERED, "")
+    assert (offered.verdict, offered.refusal) == (ServiceVerdict.ADVERTISED, "")

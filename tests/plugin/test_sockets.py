@@ -32,8 +32,8 @@ def test_recreated_socket_differs_from_the_old_one_whatever_its_inode(short_tmp:
         assert SocketFile.of(path) == first
     path.unlink()
     with closing(listening(path)):
-        anew = path.lstat()
-        os.utime(path, ns=(anew.st_atime_ns, anew.st_mtime_ns + 1))
+        recreated = path.lstat()
+        os.utime(path, ns=(recreated.st_atime_ns, recreated.st_mtime_ns + 1))
         assert SocketFile.of(path) not in (None, first)
 
 
@@ -67,13 +67,16 @@ async def test_only_the_plugins_own_dead_sockets_are_removed(short_tmp: Path) ->
 
 
 def test_kubelet_directory_with_too_long_a_path_is_refused_with_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfiguration, match=r"has \d+ bytes; a Unix socket's may have 107\. Choose a shorter"):
+    with pytest.raises(
+        InvalidConfiguration,
+        match=r"has \d+ bytes; the limit for a Unix socket is 107\. Use a directory with a shorter",
+    ):
         KubeletPaths(tmp_path / ("d" * 100), RESOURCE).check()
 
 
 def test_regular_file_at_a_kubelet_path_is_refused(short_tmp: Path) -> None:
     (short_tmp / "file").touch()
-    with pytest.raises(InvalidConfiguration, match="is a file: the kubelet's directory is asked for"):
+    with pytest.raises(InvalidConfiguration, match=r"is a file\. Use the kubelet's directory"):
         KubeletPaths(short_tmp / "file", RESOURCE).check()
     (short_tmp / "device-plugins").mkdir()
     (short_tmp / "device-plugins" / "kubelet.sock").touch()
@@ -104,5 +107,5 @@ def test_resource_name_that_the_kubelet_accepts_is_accepted(short_tmp: Path, nam
     ],
 )
 def test_resource_name_that_the_kubelet_would_refuse_is_refused_first(short_tmp: Path, name: str) -> None:
-    with pytest.raises(InvalidConfiguration, match="Write DOMAIN/NAME, such as"):
+    with pytest.raises(InvalidConfiguration, match="Use DOMAIN/NAME, such as"):
         KubeletPaths(short_tmp, name).check()

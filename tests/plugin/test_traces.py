@@ -25,12 +25,12 @@ from plugin.main import PluginSettings, PluginTimes, run
 from scrubber.config.settings import TraceExport
 from scrubber.domain.errors import NotReady, Quarantined, ScrubberError
 from tests.emulation import Refusal, TinyPlugin
-from tests.observability.traces_stage import said_of, trace_of
-from tests.plugin_collaborators import PATIENCE, FakeKubelet, FakeService, allocation, device, snapshot, start
+from tests.observability.traces_stage import attributes_of, trace_of
+from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, allocation, device, snapshot, start
 
 VENDORS = "vendor.example/gpu"
 KINDS = [False, True]
-TIMES = PluginTimes(gate=GateTimes(reserve=PATIENCE), registration=RegistrationTimes(stream=PATIENCE))
+TIMES = PluginTimes(gate=GateTimes(reserve=DEADLINE), registration=RegistrationTimes(stream=DEADLINE))
 
 
 @dataclass
@@ -54,14 +54,14 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[ReadableSpan]:
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    told: list[ReadableSpan] = []
+    finished: list[ReadableSpan] = []
 
     def export(_: OTLPSpanExporter, batch: Sequence[ReadableSpan]) -> SpanExportResult:
-        told.extend(batch)
+        finished.extend(batch)
         return SpanExportResult.SUCCESS
 
     monkeypatch.setattr(OTLPSpanExporter, "export", export)
-    return told
+    return finished
 
 
 @asynccontextmanager
@@ -99,7 +99,7 @@ async def _register(socket: Path, endpoint: str) -> None:
     request = api.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name=VENDORS)
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 50)]
     async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
-        await rpc.RegistrationStub(channel).Register(request, timeout=PATIENCE, wait_for_ready=True)
+        await rpc.RegistrationStub(channel).Register(request, timeout=DEADLINE, wait_for_ready=True)
 
 
 def written(capfd: pytest.CaptureFixture[str], spans: list[ReadableSpan]) -> dict[str, str]:
@@ -117,7 +117,7 @@ async def test_log_line_of_a_granted_call_carries_the_trace_of_the_call(
         await here.plugin.Allocate(allocation("sim-0"))
         await here.plugin.PreStartContainer(start("sim-0"), timeout=30)
     assert written(capfd, spans) == {"allocation.granted": "Allocate", "handover.granted": "PreStartContainer"}
-    assert {said_of(each)["scrubber.devices"] for each in spans} == {1}
+    assert {attributes_of(each)["scrubber.devices"] for each in spans} == {1}
 
 
 @pytest.mark.parametrize("behind", KINDS)
@@ -128,11 +128,11 @@ async def test_refused_call_is_traced_with_its_error_type(
         here.refuse(Quarantined("XID 95"))
         with pytest.raises(grpc.aio.AioRpcError):
             await here.plugin.Allocate(allocation("sim-0"))
-        here.refuse(NotReady("a scrub is under way"))
+        here.refuse(NotReady("a scrub is in progress"))
         with pytest.raises(grpc.aio.AioRpcError):
             await here.plugin.PreStartContainer(start("sim-0"), timeout=30)
     assert written(capfd, spans) == {"allocation.refused": "Allocate", "handover.refused": "PreStartContainer"}
-    assert {each.name: said_of(each)["error.type"] for each in spans} == {
+    assert {each.name: attributes_of(each)["error.type"] for each in spans} == {
         "Allocate": "quarantined",
         "PreStartContainer": "not-ready",
     }
@@ -143,7 +143,7 @@ async def test_call_with_an_unknown_device_is_traced(
 ) -> None:
     async with node(short_tmp, behind=False) as here:
         with pytest.raises(grpc.aio.AioRpcError):
-            await here.plugin.Allocate(allocation("nobody-s"))
+            await here.plugin.Allocate(allocation("unknown"))
     assert written(capfd, spans) == {"allocation.refused": "Allocate"}
 
 
@@ -160,4 +160,4 @@ async def test_refusal_by_a_vendors_plugin_is_traced_with_the_call(
             await here.plugin.Allocate(allocation("sim-0"))
     assert written(capfd, spans) == {"upstream.call-refused": "Allocate"}
     (span,) = spans
-    assert said_of(span)["error.type"] == "upstream-refused"
+    assert attributes_of(span)["error.type"] == "upstream-refused"

@@ -34,7 +34,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import InvalidConfiguration, NotReady, Quarantined, ScrubberError
 from tests.emulation import Refusal, TinyPlugin
 from tests.plugin_collaborators import (
-    PATIENCE,
+    DEADLINE,
     Bell,
     FakeKubelet,
     FakeService,
@@ -49,14 +49,14 @@ from tests.plugin_collaborators import (
 GPU = "vendor.example/gpu"
 NIC = "vendor.example/nic"
 BEHIND = UpstreamProxyTimes(
-    upstream=UpstreamResourceTimes(grace=PATIENCE, pause=PATIENCE, vendor_away=0.2),
-    vendor=VendorTimes(poll=0.05, pause=0.0, heartbeat=60.0, preferred=PATIENCE),
-    registry=UpstreamRegistryTimes(poll=0.02, rotation_delay=PATIENCE),
+    upstream=UpstreamResourceTimes(grace=DEADLINE, pause=DEADLINE, vendor_away=0.2),
+    vendor=VendorTimes(poll=0.05, pause=0.0, heartbeat=60.0, preferred=DEADLINE),
+    registry=UpstreamRegistryTimes(poll=0.02, rotation_delay=DEADLINE),
 )
 STEADY = PluginTimes(
-    gate=GateTimes(service_away=0.2, retry=0.02, reserve=PATIENCE),
-    registration=RegistrationTimes(stream=PATIENCE),
-    watch=WatchTimes(grace=PATIENCE, heartbeat=60.0, retry=0.02),
+    gate=GateTimes(service_away=0.2, retry=0.02, reserve=DEADLINE),
+    registration=RegistrationTimes(stream=DEADLINE),
+    watch=WatchTimes(grace=DEADLINE, heartbeat=60.0, retry=0.02),
     upstream=BEHIND,
 )
 """Times with which no timer expires before the test is done."""
@@ -118,7 +118,7 @@ class Node:
         request = api.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 50)]
         async with grpc.aio.insecure_channel(f"unix:{self.socket}", options=options) as channel:
-            await rpc.RegistrationStub(channel).Register(request, timeout=PATIENCE, wait_for_ready=True)
+            await rpc.RegistrationStub(channel).Register(request, timeout=DEADLINE, wait_for_ready=True)
 
     async def vendor(self, vendor: TinyPlugin, resource: str = GPU, endpoint: str = "") -> None:
         """Serve ``vendor`` and register it."""
@@ -233,7 +233,7 @@ async def test_vendor_replicas_are_announced_and_requested_by_the_kubelets_ids(s
         await registered.plugin.PreStartContainer(start("sim-0::1", "sim-0::0"), timeout=30)
         assert here.service.announced == [(GPU, {f"sim-{d}::{n}": f"sim-{d}" for d in range(2) for n in range(2)})]
         assert here.service.reserved == [["sim-0::0", "sim-0::1"]]
-        assert [(asked.resource, list(asked.device_ids)) for asked in here.service.asked] == [
+        assert [(request.resource, list(request.device_ids)) for request in here.service.requests] == [
             (GPU, ["sim-0::0", "sim-0::1"])
         ]
 
@@ -323,8 +323,8 @@ async def test_start_is_refused_without_a_grant_while_the_vendor_that_requires_p
         # Once a call was refused, the vendor is known to be away.
         await fails(registered.plugin.Allocate(allocation("sim-0"), timeout=30))
         refusal = await fails(registered.plugin.PreStartContainer(start("sim-0"), timeout=30))
-        assert (refusal.code(), "is away" in (refusal.details() or "")) == (grpc.StatusCode.UNAVAILABLE, True)
-        assert here.service.asked == []
+        assert (refusal.code(), "is not available" in (refusal.details() or "")) == (grpc.StatusCode.UNAVAILABLE, True)
+        assert here.service.requests == []
 
 
 # Preference
@@ -346,7 +346,7 @@ async def test_clean_devices_are_preferred_where_the_vendor_gives_no_preference(
     vendor = Vendor(options=api.DevicePluginOptions(get_preferred_allocation_available=how != "no say"))
     vendor.preferred = ["sim-7"] if how == "nonsense" else None
     vendor.hung = {"GetPreferredAllocation"} if how == "silence" else set()
-    times = steady(vendor=dataclasses.replace(BEHIND.vendor, preferred=1.0 if how == "silence" else PATIENCE))
+    times = steady(vendor=dataclasses.replace(BEHIND.vendor, preferred=1.0 if how == "silence" else DEADLINE))
     async with node(short_tmp, snapshot(device(0), device(1, certified=True)), times) as here:
         await here.vendor(vendor)
         registered = await here.registered()
@@ -367,21 +367,21 @@ async def test_ids_of_unknown_devices_are_listed_as_unhealthy_and_never_allocate
         allocated = await fails(registered.plugin.Allocate(allocation("SN-77")))
         started = await fails(registered.plugin.PreStartContainer(start("SN-77"), timeout=30))
         for refusal in (allocated, started):
-            assert "knows no device that is called so" in str(refusal.details())
-        assert (vendor.allocate_requests, here.service.reserved, here.service.asked) == ([], [], [])
+            assert "knows no device with this id" in str(refusal.details())
+        assert (vendor.allocate_requests, here.service.reserved, here.service.requests) == ([], [], [])
 
 
 async def test_resource_mapping_is_announced_to_the_service_before_the_kubelet_gets_the_list(short_tmp: Path) -> None:
-    told, may_go_on = asyncio.Event(), asyncio.Event()
+    announced, may_go_on = asyncio.Event(), asyncio.Event()
 
     async def slowly(request: pb.SetResourceMappingRequest) -> None:
-        told.set()
+        announced.set()
         await may_go_on.wait()
 
     async with node(short_tmp) as here:
         here.service.on_announce = slowly
         await here.vendor(Vendor("0", "1"))
-        await asyncio.wait_for(told.wait(), PATIENCE)
+        await asyncio.wait_for(announced.wait(), DEADLINE)
         assert here.kubelet.requests == [], "there is no list yet to register with"
         may_go_on.set()
         assert (await here.registered()).healthy == {"0", "1"}
@@ -409,7 +409,7 @@ async def test_id_that_the_vendor_no_longer_lists_stays_announced(short_tmp: Pat
         await here.shown(registered, "1")
         assert here.service.announced[-1] == (GPU, {"0": "sim-0", "1": "sim-1"})
         await registered.plugin.PreStartContainer(start("0"), timeout=30)
-        assert list(here.service.asked[-1].device_ids) == ["0"]
+        assert list(here.service.requests[-1].device_ids) == ["0"]
 
 
 async def test_restart_on_an_id_that_was_never_listed_is_announced_and_requested(short_tmp: Path) -> None:
@@ -418,7 +418,7 @@ async def test_restart_on_an_id_that_was_never_listed_is_announced_and_requested
         registered = await here.registered()
         await registered.plugin.PreStartContainer(start("0"), timeout=30)
         assert here.service.announced[-1] == (GPU, {"1": "sim-1", "0": "sim-0"})
-        assert list(here.service.asked[-1].device_ids) == ["0"]
+        assert list(here.service.requests[-1].device_ids) == ["0"]
 
 
 async def test_id_that_changed_its_device_is_never_handed_out_again(short_tmp: Path) -> None:
@@ -433,8 +433,8 @@ async def test_id_that_changed_its_device_is_never_handed_out_again(short_tmp: P
         allocated = await fails(registered.plugin.Allocate(allocation("0")))
         started = await fails(registered.plugin.PreStartContainer(start("0")))
         for refusal in (allocated, started):
-            assert "it was sim-0 and is sim-1 now" in str(refusal.details())
-        assert (here.service.reserved, here.service.asked) == ([], [])
+            assert "its id meant sim-0 and now means sim-1" in str(refusal.details())
+        assert (here.service.reserved, here.service.requests) == ([], [])
 
 
 async def test_failed_announcement_does_not_prevent_the_registration(short_tmp: Path) -> None:
@@ -474,7 +474,7 @@ async def test_a_container_restarts_on_a_device_that_the_vendor_no_longer_lists(
         await here.shown(registered, "sim-1")
         assert registered.lists[-1] == {"sim-0": "Unhealthy", "sim-1": "Healthy"}
         await registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
-        assert [list(asked.device_ids) for asked in here.service.asked] == [["sim-0"]]
+        assert [list(request.device_ids) for request in here.service.requests] == [["sim-0"]]
 
 
 @pytest.mark.parametrize(
@@ -483,8 +483,8 @@ async def test_a_container_restarts_on_a_device_that_the_vendor_no_longer_lists(
         (allocation(), "needs at least one device id"),
         (api.AllocateRequest(), "needs at least one device id"),
         (allocation("sim-0", "sim-0"), "twice"),
-        (allocation(""), "empty id"),
-        (allocation("sim-9"), "not one of this plugin's"),
+        (allocation(""), "empty device id"),
+        (allocation("sim-9"), "not in the list of this plugin"),
     ],
 )
 async def test_invalid_allocation_does_not_reach_the_vendor(
@@ -510,9 +510,7 @@ async def test_vendors_answer_with_another_device_is_refused_and_makes_its_resou
         await here.vendor(vendor)
         registered = await here.registered()
         refusal = await fails(registered.plugin.Allocate(allocation("0")))
-        assert refusal.details() == (
-            f"The vendor's plugin for {GPU} gives another device than the one that was asked for."
-        )
+        assert refusal.details() == f"The vendor's plugin for {GPU} returned another device than the requested one."
         again = await fails(registered.plugin.Allocate(allocation("1")))
         assert again.details() == refusal.details(), "which device it was is not for pods"
         await here.shown(registered)
@@ -586,7 +584,7 @@ async def test_malformed_answer_of_the_vendor_is_refused_with_a_message(short_tm
         else:
             await plugin.Allocate(allocation("sim-0"))
             refusal = await fails(plugin.PreStartContainer(start("sim-0"), timeout=30))
-        assert f"its answer to {call} cannot be read" in str(refusal.details())
+        assert f"its response to {call} is not a valid message" in str(refusal.details())
         again = await fails(plugin.PreStartContainer(start("sim-0"), timeout=30))
         assert again.details() == refusal.details()
 
@@ -601,7 +599,7 @@ async def test_malformed_list_of_the_vendor_is_ignored(short_tmp: Path) -> None:
 async def test_vendor_whose_options_cannot_be_read_is_not_registered(short_tmp: Path) -> None:
     async with node(short_tmp) as here, garbage(here, "GetDevicePluginOptions"):
         refusal = await fails(here.register("garbage.sock"))
-        assert "its answer to GetDevicePluginOptions cannot be read" in str(refusal.details())
+        assert "its response to GetDevicePluginOptions is not a valid message" in str(refusal.details())
 
 
 @pytest.mark.parametrize(
@@ -661,14 +659,14 @@ async def test_vendor_that_hangs_in_an_allocation_makes_only_its_own_resource_un
 ) -> None:
     hanging = Vendor("sim-0")
     vendors = dataclasses.replace(BEHIND.vendor, allocate=1.0)
-    times = steady(upstream=UpstreamResourceTimes(grace=PATIENCE, pause=0.5), vendor=vendors)
+    times = steady(upstream=UpstreamResourceTimes(grace=DEADLINE, pause=0.5), vendor=vendors)
     async with node(short_tmp, times=times) as here:
         await here.vendor(hanging)
         await here.vendor(Vendor("sim-1"), NIC)
         mine, others = await here.registered(GPU), await here.registered(NIC)
         hanging.hung, before = {"Allocate"}, len(mine.lists)
         refusal = await fails(mine.plugin.Allocate(allocation("sim-0")))
-        assert refusal.details() == f"The vendor's plugin for {GPU} did not answer Allocate within 1 s."
+        assert refusal.details() == f"The vendor's plugin for {GPU} did not respond to Allocate within 1 s."
         # It may have recovered by the time the list is read.
         await here.kubelet.until(lambda: {"sim-0": "Unhealthy"} in mine.lists[before:])
         await others.plugin.Allocate(allocation("sim-1"))
@@ -708,22 +706,22 @@ async def test_vendor_that_registers_again_within_the_grace_period_changes_no_he
 
 async def test_allocation_continues_when_the_vendors_plugin_is_replaced_meanwhile(short_tmp: Path) -> None:
     first, second = Vendor(), Vendor()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def never(devices: list[str]) -> None:
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
 
     first.on_allocate = never
     async with node(
-        short_tmp, times=steady(upstream=UpstreamResourceTimes(grace=PATIENCE, vendor_away=PATIENCE))
+        short_tmp, times=steady(upstream=UpstreamResourceTimes(grace=DEADLINE, vendor_away=DEADLINE))
     ) as here:
         await here.vendor(first)
         waiting = asyncio.ensure_future((await here.registered()).plugin.Allocate(allocation("sim-0")))
-        await asyncio.wait_for(asked.wait(), PATIENCE)
+        await asyncio.wait_for(requested.wait(), DEADLINE)
         await first.stop()
         await here.vendor(second)
-        await asyncio.wait_for(waiting, PATIENCE)
+        await asyncio.wait_for(waiting, DEADLINE)
         assert len(second.allocate_requests) == 1
 
 
@@ -740,7 +738,7 @@ async def test_upstream_socket_is_recreated_for_a_vendor_that_is_gone_and_not_fo
         made = here.socket.stat()
         await here.register("vendor-0.sock")
         assert here.socket.stat().st_ino == made.st_ino
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(DEADLINE):
             watching = watchfiles.awatch(here.upstream, watch_filter=None, debounce=50, step=10, rust_timeout=500)
             (here.upstream / "vendor-0.sock").unlink()
             async for changes in watching:
@@ -787,16 +785,16 @@ async def test_kubelet_restart_does_not_affect_the_vendor(short_tmp: Path) -> No
 @pytest.mark.parametrize(
     ("endpoint", "resource", "version", "message"),
     [
-        ("x.sock", GPU, "v1alpha1", "register as v1beta1"),
-        ("x.sock", "gpu", "v1beta1", "is no name for a resource"),
-        ("x.sock", "kubernetes.io/gpu", "v1beta1", "belongs to Kubernetes"),
-        ("", GPU, "v1beta1", "is no endpoint"),
-        ("..", GPU, "v1beta1", "is no endpoint"),
-        ("../x.sock", GPU, "v1beta1", "is no endpoint"),
-        ("/run/x.sock", GPU, "v1beta1", "is no endpoint"),
-        ("kubelet.sock", GPU, "v1beta1", "is no endpoint"),
-        ("x" * 120, GPU, "v1beta1", "may have 107"),
-        ("nobody.sock", GPU, "v1beta1", "is gone"),
+        ("x.sock", GPU, "v1alpha1", "use v1beta1"),
+        ("x.sock", "gpu", "v1beta1", "is not a valid resource name"),
+        ("x.sock", "kubernetes.io/gpu", "v1beta1", "is reserved for Kubernetes"),
+        ("", GPU, "v1beta1", "is not a valid endpoint"),
+        ("..", GPU, "v1beta1", "is not a valid endpoint"),
+        ("../x.sock", GPU, "v1beta1", "is not a valid endpoint"),
+        ("/run/x.sock", GPU, "v1beta1", "is not a valid endpoint"),
+        ("kubelet.sock", GPU, "v1beta1", "is not a valid endpoint"),
+        ("x" * 120, GPU, "v1beta1", "the limit for a Unix socket is 107"),
+        ("unserved.sock", GPU, "v1beta1", "no longer exists"),
         ("file", GPU, "v1beta1", "not a socket"),
         ("link", GPU, "v1beta1", "not a socket"),
     ],
@@ -837,13 +835,13 @@ async def test_kubelets_directory_is_refused_as_the_upstream_directory(short_tmp
 async def test_upstream_directory_writable_by_others_is_refused(short_tmp: Path) -> None:
     (short_tmp / "u").mkdir()
     (short_tmp / "u").chmod(0o1777)
-    with pytest.raises(InvalidConfiguration, match="who may write there may register"):
+    with pytest.raises(InvalidConfiguration, match="any process that can write there can register"):
         await run(settings(short_tmp, short_tmp / "u"))
 
 
 async def test_upstream_directory_that_a_kubelet_serves_is_refused(short_tmp: Path) -> None:
     async with FakeKubelet(short_tmp / "other"):
-        with pytest.raises(InvalidConfiguration, match="Somebody else serves"):
+        with pytest.raises(InvalidConfiguration, match="Another process serves"):
             await run(settings(short_tmp, short_tmp / "other" / "device-plugins"))
         assert (short_tmp / "other" / "device-plugins" / "kubelet.sock").is_socket()
 
@@ -851,9 +849,9 @@ async def test_upstream_directory_that_a_kubelet_serves_is_refused(short_tmp: Pa
 @pytest.mark.parametrize(
     ("more", "upstream", "message"),
     [
-        ({"resource_name": "a.b/c"}, "u", "--resource-name says nothing"),
-        ({}, "d" * 90, "may have 107"),
-        ({}, "s/file", "cannot be made a directory"),
+        ({"resource_name": "a.b/c"}, "u", "--resource-name cannot be combined"),
+        ({}, "d" * 90, "the limit for a Unix socket is 107"),
+        ({}, "s/file", "cannot be created"),
     ],
 )
 async def test_invalid_upstream_setting_is_refused_before_anything_starts(
@@ -865,7 +863,7 @@ async def test_invalid_upstream_setting_is_refused_before_anything_starts(
         await run(settings(short_tmp, short_tmp / upstream, **more))
 
 
-class Told:
+class AwaitableLog:
     """A log that rings at every event."""
 
     def __init__(self) -> None:
@@ -878,13 +876,13 @@ class Told:
 
     debug = warning = error = info
 
-    async def says(self, event: str) -> None:
+    async def until_logged(self, event: str) -> None:
         await self.bell.until(lambda: event in self.events)
 
 
 @asynccontextmanager
-async def receiving(directory: Path) -> AsyncIterator[tuple[Told, asyncio.Task[None]]]:
-    log = Told()
+async def receiving(directory: Path) -> AsyncIterator[tuple[AwaitableLog, asyncio.Task[None]]]:
+    log = AwaitableLog()
     behind = UpstreamProxy(
         directory / "u",
         directory,
@@ -903,13 +901,13 @@ async def receiving(directory: Path) -> AsyncIterator[tuple[Told, asyncio.Task[N
 async def test_second_instance_waits_until_the_first_has_released_the_upstream_socket(short_tmp: Path) -> None:
     path = short_tmp / "u" / "kubelet.sock"
     async with receiving(short_tmp) as (one, first):
-        await one.says("upstream-registry.serving")
+        await one.until_logged("upstream-registry.serving")
         made = path.stat()
         async with receiving(short_tmp) as (other, _):
-            await other.says("upstream-registry.waiting")
+            await other.until_logged("upstream-registry.waiting")
             assert path.stat() == made
             first.cancel()
-            await other.says("upstream-registry.serving")
+            await other.until_logged("upstream-registry.serving")
             assert path.is_socket()
     assert not path.exists()
 
@@ -920,9 +918,9 @@ async def test_upstream_socket_left_by_a_killed_instance_is_replaced(short_tmp: 
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     async with receiving(short_tmp) as (log, _):
-        await log.says("upstream-registry.serving")
+        await log.until_logged("upstream-registry.serving")
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-            await asyncio.wait_for(channel.channel_ready(), PATIENCE)
+            await asyncio.wait_for(channel.channel_ready(), DEADLINE)
 
 
 async def test_start_without_a_deadline_is_served(short_tmp: Path) -> None:

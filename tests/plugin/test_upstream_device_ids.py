@@ -59,29 +59,29 @@ def test_vendor_id_may_be_a_uuid_a_pci_address_an_index_a_device_node_or_a_repli
 def test_id_of_no_known_device_is_refused_with_a_message(id_: str) -> None:
     meaning = NODE.resolve(id_)
     assert meaning.device == ""
-    assert "knows no device that is called so" in meaning.refusal
+    assert "knows no device with this id" in meaning.refusal
 
 
 def test_gpu_partitioned_into_mig_instances_is_refused() -> None:
-    assert "cut into instances" in NODE.resolve("GPU-parent").refusal
+    assert "partitioned into instances" in NODE.resolve("GPU-parent").refusal
 
 
 def test_ambiguous_vendor_id_is_refused() -> None:
     meaning = DeviceIds((DeviceNames("0", "7"), DeviceNames(GPU, "0"))).resolve("0")
     assert meaning.device == ""
-    assert meaning.refusal == f"Device 0 is not handed out: it could be any of 0, {GPU}."
+    assert meaning.refusal == f"Device 0 is withheld: its id is ambiguous and may mean 0, {GPU}."
 
 
 def test_device_listed_under_two_ids_is_refused_under_both() -> None:
     meanings = resolve_lists(NODE, {"v/gpu": [GPU, "0", OTHER]})["v/gpu"]
     assert (meanings[GPU].device, meanings["0"].device, meanings[OTHER].device) == ("", "", OTHER)
-    assert meanings["0"].refusal == f"Device 0 is not handed out: it is {GPU}, which is also listed as {GPU}."
+    assert meanings["0"].refusal == f"Device 0 is withheld: it is {GPU}, which is also listed as {GPU}."
 
 
 def test_device_listed_in_two_resources_is_refused_in_both() -> None:
     meanings = resolve_lists(NODE, {"v/gpu": [GPU], "w/gpu": [f"{GPU}::0", "1"]})
-    assert meanings["v/gpu"][GPU].refusal.endswith(f"which w/gpu lists as {GPU}::….")
-    assert meanings["w/gpu"][f"{GPU}::0"].refusal.endswith(f"which v/gpu lists as {GPU}.")
+    assert meanings["v/gpu"][GPU].refusal.endswith(f"which w/gpu also lists as {GPU}::….")
+    assert meanings["w/gpu"][f"{GPU}::0"].refusal.endswith(f"which v/gpu also lists as {GPU}.")
     assert meanings["w/gpu"]["1"].device == OTHER
 
 

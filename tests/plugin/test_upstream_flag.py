@@ -12,7 +12,7 @@ from scrubber.cli.main import main
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
+def received_directories(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
     """Replace the plugin by one that exits with 7; return the upstream directories that it was given."""
     noted: list[Path | None] = []
 
@@ -26,7 +26,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
 
 
 @pytest.mark.parametrize(
-    ("words", "variable", "there"),
+    ("words", "variable", "directory"),
     [
         ((), "", None),
         (("--upstream-dir", "vendor"), "", "vendor"),
@@ -35,12 +35,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
     ],
 )
 def test_upstream_directory_is_given_by_flag_or_variable_or_not_at_all(
-    told: list[Path | None],
+    received_directories: list[Path | None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: tuple[str, ...],
     variable: str,
-    there: str | None,
+    directory: str | None,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if variable:
@@ -48,4 +48,4 @@ def test_upstream_directory_is_given_by_flag_or_variable_or_not_at_all(
     with pytest.raises(SystemExit) as ended:
         main(["plugin", *words])
     assert ended.value.code == 7
-    assert told == [tmp_path / there if there else None]
+    assert received_directories == [tmp_path / directory if directory else None]

@@ -17,12 +17,14 @@ from plugin.upstream.vendor_state import VendorState
 
 
 def offer(id_: str, **facts: object) -> AdvertisedDevice:
-    return AdvertisedDevice(**{"id": id_, "index": id_, "verdict": ServiceVerdict.OFFERED, "healthy": True, **facts})  # type: ignore[arg-type]
+    return AdvertisedDevice(**{"id": id_, "index": id_, "verdict": ServiceVerdict.ADVERTISED, "healthy": True, **facts})  # type: ignore[arg-type]
 
 
-def listed(said: VendorReport, offers: dict[str, AdvertisedDevice]) -> dict[str, tuple[str, str]]:
-    meanings = {each.ID: ResolvedId(each.ID) for each in said.devices}
-    return {entry.id: (entry.message.health, entry.unhealthy_reason) for entry in build_entries(said, meanings, offers)}
+def listed(report: VendorReport, offers: dict[str, AdvertisedDevice]) -> dict[str, tuple[str, str]]:
+    meanings = {each.ID: ResolvedId(each.ID) for each in report.devices}
+    return {
+        entry.id: (entry.message.health, entry.unhealthy_reason) for entry in build_entries(report, meanings, offers)
+    }
 
 
 # What is listed
@@ -38,14 +40,18 @@ def listed(said: VendorReport, offers: dict[str, AdvertisedDevice]) -> dict[str,
 def test_device_is_healthy_only_if_vendor_and_service_agree(
     vendors: str, trouble: str, verdict: ServiceVerdict, healthy: bool, known: bool
 ) -> None:
-    said = VendorReport((api.Device(ID="a", health=vendors),), unusable_reason=trouble)
+    report = VendorReport((api.Device(ID="a", health=vendors),), unusable_reason=trouble)
     meaning = ResolvedId("a") if known else ResolvedId(refusal="Who is that?")
     (entry,) = build_entries(
-        said, {"a": meaning}, {"a": offer("a", verdict=verdict, healthy=healthy and verdict is ServiceVerdict.OFFERED)}
+        report,
+        {"a": meaning},
+        {"a": offer("a", verdict=verdict, healthy=healthy and verdict is ServiceVerdict.ADVERTISED)},
     )
-    everybody = vendors == "Healthy" and not trouble and verdict is ServiceVerdict.OFFERED and healthy and known
-    assert (entry.message.health == "Healthy") is everybody
-    assert bool(entry.unhealthy_reason) is not everybody
+    everyone_agrees = (
+        vendors == "Healthy" and not trouble and verdict is ServiceVerdict.ADVERTISED and healthy and known
+    )
+    assert (entry.message.health == "Healthy") is everyone_agrees
+    assert bool(entry.unhealthy_reason) is not everyone_agrees
 
 
 def test_vendors_list_entry_is_unchanged_except_for_health() -> None:
@@ -60,16 +66,16 @@ def test_vendors_list_entry_is_unchanged_except_for_health() -> None:
 
 
 def test_vendors_own_name_for_an_unhealthy_state_is_kept() -> None:
-    said = VendorReport((api.Device(ID="a", health="Overheated"),))
-    assert listed(said, {"a": offer("a")})["a"][0] == "Overheated"
+    report = VendorReport((api.Device(ID="a", health="Overheated"),))
+    assert listed(report, {"a": offer("a")})["a"][0] == "Overheated"
 
 
 def test_device_dropped_from_the_vendors_list_stays_unhealthy_until_it_returns() -> None:
     a, b = api.Device(ID="a", health="Healthy"), api.Device(ID="b", health="Healthy")
-    said = VendorReport().with_list((a, b)).with_list((b,)).with_list((b,))
-    assert [each.ID for each in said.dropped] == ["a"]
-    assert listed(said, {"a": offer("a"), "b": offer("b")})["a"][0] == "Unhealthy"
-    assert said.with_list((a, b)).dropped == ()
+    report = VendorReport().with_list((a, b)).with_list((b,)).with_list((b,))
+    assert [each.ID for each in report.dropped] == ["a"]
+    assert listed(report, {"a": offer("a"), "b": offer("b")})["a"][0] == "Unhealthy"
+    assert report.with_list((a, b)).dropped == ()
 
 
 # State of a vendor's plugin
@@ -132,7 +138,7 @@ def preference(available: str, size: int, must: str = "") -> api.ContainerPrefer
 
 
 @pytest.mark.parametrize(
-    ("size", "must", "asked"),
+    ("size", "must", "requested"),
     [
         (1, "", "a c"),
         (2, "", "a c"),
@@ -142,7 +148,7 @@ def preference(available: str, size: int, must: str = "") -> api.ContainerPrefer
         (1, "d", "a c d"),
     ],
 )
-def test_vendor_chooses_among_clean_devices_where_enough_are_available(size: int, must: str, asked: str) -> None:
+def test_vendor_chooses_among_clean_devices_where_enough_are_available(size: int, must: str, requested: str) -> None:
     offers = {
         "a": offer("a", certified=True),
         "b": offer("b", scrubbing=True),
@@ -150,7 +156,7 @@ def test_vendor_chooses_among_clean_devices_where_enough_are_available(size: int
         "d": offer("d"),
     }
     request = narrow_to_clean(preference("a b c d", size, must), offers)
-    assert list(request.available_deviceIDs) == asked.split()
+    assert list(request.available_deviceIDs) == requested.split()
     assert (list(request.must_include_deviceIDs), request.allocation_size) == (must.split(), size)
 
 
@@ -159,10 +165,10 @@ def test_vendor_chooses_among_clean_devices_where_enough_are_available(size: int
     [("a b", True), ("b", False), ("a", True), ("", True), ("a a", False), ("a z", False), ("a b c", False)],
 )
 def test_vendors_preference_is_valid_only_for_the_requested_devices(answer: str, good: bool) -> None:
-    asked = api.PreferredAllocationRequest(container_requests=[preference("a b c", 2, "a")])
-    answered = api.ContainerPreferredAllocationResponse(deviceIDs=answer.split())
-    assert is_valid_preference(asked, api.PreferredAllocationResponse(container_responses=[answered])) is good
-    assert not is_valid_preference(asked, api.PreferredAllocationResponse())
+    requested = api.PreferredAllocationRequest(container_requests=[preference("a b c", 2, "a")])
+    expected = api.ContainerPreferredAllocationResponse(deviceIDs=answer.split())
+    assert is_valid_preference(requested, api.PreferredAllocationResponse(container_responses=[expected])) is good
+    assert not is_valid_preference(requested, api.PreferredAllocationResponse())
 
 
 # What a response exposes
@@ -179,7 +185,7 @@ def spec(path: str) -> api.DeviceSpec:
 
 
 @pytest.mark.parametrize(
-    ("answer", "strangers"),
+    ("answer", "unexpected"),
     [
         (api.ContainerAllocateResponse(), []),
         (api.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-a"}), []),
@@ -205,9 +211,9 @@ def spec(path: str) -> api.DeviceSpec:
     ],
 )
 def test_vendors_answer_that_reaches_an_unallocated_device_is_detected(
-    answer: api.ContainerAllocateResponse, strangers: list[str]
+    answer: api.ContainerAllocateResponse, unexpected: list[str]
 ) -> None:
-    assert REACH.unallocated_devices(answer, ["GPU-a"]) == strangers
+    assert REACH.unallocated_devices(answer, ["GPU-a"]) == unexpected
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from plugin.logs import create_logger
 from plugin.service_client import ServiceWatch, WatchTimes
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import Unavailable
-from tests.plugin_collaborators import PATIENCE, device, snapshot
+from tests.plugin_collaborators import DEADLINE, device, snapshot
 
 TIMES = WatchTimes(grace=0.05, heartbeat=60.0, probe=1.0, retry=0.01)
 
@@ -24,12 +24,12 @@ class Service:
 
     def __init__(self, shown: pb.Snapshot) -> None:
         self._shown = shown
-        self._heard = False
+        self._sent = False
         self.goes = asyncio.Event()
 
     async def watch_snapshots(self) -> AsyncIterator[pb.Snapshot]:
-        if not self._heard:
-            self._heard = True
+        if not self._sent:
+            self._sent = True
             yield self._shown
             await self.goes.wait()
         raise Unavailable("The scrub service does not answer.")
@@ -38,7 +38,7 @@ class Service:
         return self._shown
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"nobody is asked {name} here")
+        raise AssertionError(f"unexpected call of {name}")
 
 
 async def lines(service: Service, until: Callable[[tuple[AdvertisedDevice, ...]], bool]) -> list[dict[str, Any]]:
@@ -47,14 +47,14 @@ async def lines(service: Service, until: Callable[[tuple[AdvertisedDevice, ...]]
     log = create_logger("json", "info", stream)
     watch = ServiceWatch(service, advertised, times=TIMES, log=log, clock=time.monotonic)
     task = asyncio.create_task(watch.run())
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(DEADLINE):
         await advertised.wait_until(lambda: bool(advertised.devices))
         service.goes.set()
         await advertised.wait_until(lambda: until(advertised.devices))
     task.cancel()
     await asyncio.wait({task})
-    told = [json.loads(line) for line in stream.getvalue().splitlines()]
-    return [each for each in told if each["event"].startswith("device.")]
+    logged = [json.loads(line) for line in stream.getvalue().splitlines()]
+    return [each for each in logged if each["event"].startswith("device.")]
 
 
 def none_healthy(offers: tuple[AdvertisedDevice, ...]) -> bool:
@@ -70,7 +70,7 @@ async def test_device_withheld_with_the_service_down_is_logged_with_the_reason()
         None,
     )
     assert (bad["event"], bad["level"], bad["verdict"]) == ("device.unhealthy", "warning", "withheld")
-    assert "No scrub service that is ready was there for 0.05 s" in bad["message"]
+    assert "No ready scrub service was connected for 0.05 s" in bad["message"]
 
 
 async def test_device_out_of_service_is_logged_with_the_services_message() -> None:
@@ -81,4 +81,4 @@ async def test_device_out_of_service_is_logged_with_the_services_message() -> No
 async def test_device_without_a_verdict_is_logged_as_neither_offered_nor_withheld() -> None:
     (line,) = await lines(Service(snapshot(device(0), ready=False)), none_healthy)
     assert (line["level"], line["verdict"]) == ("warning", "unknown")
-    assert "has said anything" in line["message"]
+    assert "has reported this device" in line["message"]

@@ -45,7 +45,7 @@ def report(*timings: Timing, amounts: tuple[Amount, ...] = ()) -> Report:
 
 
 @pytest.mark.parametrize(
-    ("samples", "share", "wanted"),
+    ("samples", "share", "expected"),
     [
         ([7.0], 0.5, 7.0),
         ([7.0], 0.99, 7.0),
@@ -57,8 +57,8 @@ def report(*timings: Timing, amounts: tuple[Amount, ...] = ()) -> Report:
         ([1.0, 2.0], 1.0, 2.0),
     ],
 )
-def test_quantile_is_one_of_the_measured_samples(samples: list[float], share: float, wanted: float) -> None:
-    assert quantile(samples, share) == wanted
+def test_quantile_is_one_of_the_measured_samples(samples: list[float], share: float, expected: float) -> None:
+    assert quantile(samples, share) == expected
 
 
 @pytest.mark.parametrize(("samples", "share"), [([], 0.5), ([1.0], 0.0), ([1.0], 1.5)])
@@ -72,10 +72,10 @@ def test_p99_of_few_samples_is_the_worst_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "wanted"), [([1.0, 1.0, 1.0], 0.0), ([1.0, 10.0, 100.0], 1.0), ([1.0, 1.0, 100.0], 2.0)]
+    ("seconds", "expected"), [([1.0, 1.0, 1.0], 0.0), ([1.0, 10.0, 100.0], 1.0), ([1.0, 1.0, 100.0], 2.0)]
 )
-def test_growth_exponent_is_that_of_the_steepest_step(seconds: list[float], wanted: float) -> None:
-    assert growth_exponent([1, 10, 100], seconds) == pytest.approx(wanted)
+def test_growth_exponent_is_that_of_the_steepest_step(seconds: list[float], expected: float) -> None:
+    assert growth_exponent([1, 10, 100], seconds) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("sizes", "seconds"), [([4], [1.0]), ([4, 4], [1.0, 1.0]), ([4, 8], [0.0, 1.0])])
@@ -117,11 +117,11 @@ def test_command_target_is_judged_by_the_slowest_command() -> None:
 
 @pytest.mark.parametrize("name", ["command.policy-check", "command.doctor"])
 def test_command_that_does_more_than_query_is_judged_separately_by_the_same_limit(name: str) -> None:
-    asks, more = evaluate_targets([timing("command.devices", 60.0, 80.0), timing(name, 130.0, 80.0)], ())
-    assert (asks.name, asks.met) == ("command", True)
+    judged, more = evaluate_targets([timing("command.devices", 60.0, 80.0), timing(name, 130.0, 80.0)], ())
+    assert (judged.name, judged.met) == ("command", True)
     assert (more.name, more.met, more.unit) == (name, False, "ms")
     assert more.measured == pytest.approx(260.0)
-    assert more.limit == asks.limit
+    assert more.limit == judged.limit
 
 
 def test_growth_target_is_judged_by_all_device_counts() -> None:
@@ -206,9 +206,9 @@ def test_benchmark_table_shows_references_and_causes_of_missed_targets() -> None
 
 
 def test_machine_description_does_not_contain_the_hostname() -> None:
-    told = " ".join(str(value) for value in dataclasses.asdict(describe_machine()).values())
-    assert re.search(r"\d", told)
-    assert socket.gethostname() not in told.split()
+    description = " ".join(str(value) for value in dataclasses.asdict(describe_machine()).values())
+    assert re.search(r"\d", description)
+    assert socket.gethostname() not in description.split()
 
 
 # -- the results in the tree -------------------------------------------------------------------------------------------

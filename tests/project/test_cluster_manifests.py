@@ -17,12 +17,14 @@ from plugin.cluster.event_diff import GONE_REASON, REASONS
 from plugin.cluster.view import CONDITION_TYPE, LABEL_PREFIX, PLUGIN_STOPPED_CONDITION, SERVICE_AWAY_CONDITION
 from plugin.cluster.writers import WriterTimes
 from plugin.service_client import WatchTimes
-from scrubber.cli import plugin_options
+from scrubber.cli.commands.plugin import NodeNameOption
 from tests.cluster.api_server import ApiServerStandIn
-from tests.deployed import BASE, CDI, DEPLOY, ROOT, documents, said_of, yaml_of
+from tests.deployed import BASE, CDI, DEPLOY, ROOT, documents, value_of, yaml_of
 
 CLUSTER, EVICTION = DEPLOY / "kubernetes" / "cluster", DEPLOY / "kubernetes" / "eviction"
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
+TEXT = " ".join(PAGE.split())
+"""The page as one line, so that a sentence is found wherever its lines are broken."""
 Document = dict[str, Any]
 
 
@@ -39,7 +41,7 @@ def of_kind(component: Path, kind: str) -> Document:
 
 def patched(base: Path) -> dict[tuple[str, str], Document]:
     """Return the objects of ``base`` after the component's patches: (kind, name) → object."""
-    found = {(each["kind"], said_of(each, "name")): copy.deepcopy(each) for each in documents(base)}
+    found = {(each["kind"], value_of(each, "name")): copy.deepcopy(each) for each in documents(base)}
     for patch in yaml_of(CLUSTER)["patches"]:
         target = found[patch["target"]["kind"], patch["target"]["name"]]
         for step in yaml.safe_load(patch["patch"]):
@@ -75,7 +77,7 @@ def test_cluster_role_is_bound_to_the_plugins_service_account_only(component: Pa
     assert binding["roleRef"] == {
         "apiGroup": "rbac.authorization.k8s.io",
         "kind": "ClusterRole",
-        "name": said_of(role, "name"),
+        "name": value_of(role, "name"),
     }
     account = patched(BASE)["DaemonSet", "scrubber-plugin"]["spec"]["template"]["spec"]["serviceAccountName"]
     assert binding["subjects"] == [
@@ -91,7 +93,7 @@ def test_eviction_permission_is_a_separate_component() -> None:
 
 @pytest.mark.parametrize("base", [BASE, CDI])
 def test_only_the_plugins_pod_gets_a_token_and_its_node_name(base: Path) -> None:
-    before = {(each["kind"], said_of(each, "name")): each for each in documents(base)}
+    before = {(each["kind"], value_of(each, "name")): each for each in documents(base)}
     after = patched(base)
     changed = {key for key in before if before[key] != after[key]}
     assert changed == {("DaemonSet", "scrubber-plugin")}
@@ -107,7 +109,7 @@ def test_only_the_plugins_pod_gets_a_token_and_its_node_name(base: Path) -> None
 
 def variable() -> str:
     """Return the variable with which the plugin gets its node name."""
-    option = get_args(plugin_options.NodeNameOption)[1]
+    option = get_args(NodeNameOption)[1]
     assert isinstance(option, typer.models.OptionInfo)
     assert isinstance(option.envvar, str)
     return option.envvar
@@ -117,7 +119,7 @@ def test_admission_policy_restricts_the_plugin_to_its_labels_condition_and_own_n
     policy, binding = (of_kind(CLUSTER, f"ValidatingAdmissionPolicy{word}") for word in ("", "Binding"))
     spec = policy["spec"]
     assert spec["failurePolicy"] == "Fail"
-    assert binding["spec"] == {"policyName": said_of(policy, "name"), "validationActions": ["Deny"]}
+    assert binding["spec"] == {"policyName": value_of(policy, "name"), "validationActions": ["Deny"]}
     (rule,) = spec["matchConstraints"]["resourceRules"]
     assert set(rule["resources"]) == {each.split()[1] for each in allowed(CLUSTER) if "nodes" in each}
     assert rule["operations"] == ["UPDATE"]  # includes patches
@@ -203,26 +205,26 @@ def test_every_manifest_of_a_cluster_component_is_in_its_kustomization(component
 
 def test_cluster_page_names_every_condition_label_and_event() -> None:
     code = (ROOT / "plugin" / "cluster" / "view.py").read_text()
-    told = {
+    expected = {
         CONDITION_TYPE,
         GONE_REASON,
         *REASONS.values(),
         SERVICE_AWAY_CONDITION.reason,
         PLUGIN_STOPPED_CONDITION.reason,
     }
-    told |= set(re.findall(r'"((?:All|Some|None|No)[A-Z][A-Za-z]+)"', code))
-    told |= {f"{LABEL_PREFIX}{word}" for word in ("clean", "dirty", "quarantined")}
-    assert len(told) > 12
-    assert {each for each in told if f"`{each}`" not in PAGE} == set()
+    expected |= set(re.findall(r'"((?:All|Some|None|No)[A-Z][A-Za-z]+)"', code))
+    expected |= {f"{LABEL_PREFIX}{word}" for word in ("clean", "dirty", "quarantined")}
+    assert len(expected) > 12
+    assert {each for each in expected if f"`{each}`" not in PAGE} == set()
     named = set(re.findall(r"^\| (?:node|pod) \| `(\w+)` \|", PAGE, re.MULTILINE))
     assert named == {GONE_REASON, *REASONS.values(), "GpuHandOverRefused"}
 
 
 def test_cluster_page_describes_eviction_targets_and_the_impact_of_a_stolen_token() -> None:
-    hits = PAGE.partition("## Whom an eviction hits")[2].partition("\n## ")[0]
-    for each in ("never the one that holds", "without a controller", "Off by default", "containers that run"):
-        assert each in hits
-    can = PAGE.partition("## What the credentials can do")[2]
+    targets = TEXT.partition("## Which pods are evicted")[2].partition(" ## ")[0]
+    for each in ("never the one that holds", "without a controller", "off by default", "containers that run"):
+        assert each in targets
+    can = TEXT.partition("## What the credentials can do")[2]
     for verb in sorted(allowed(CLUSTER)):
         assert f"`{verb.split()[0]}`" in can
     assert "any event of any namespace" in can
@@ -231,15 +233,15 @@ def test_cluster_page_describes_eviction_targets_and_the_impact_of_a_stolen_toke
 def test_cluster_page_states_the_intervals_that_the_plugin_uses() -> None:
     times, watch = WriterTimes(), WatchTimes()
     assert times.labels == 60
-    assert "at most once a minute" in PAGE.partition("## The labels")[2].partition("\n## ")[0]
+    assert "at most once a minute" in TEXT.partition("## Labels")[2].partition(" ## ")[0]
     silence = watch.heartbeat + watch.probe + watch.grace
     row = next(line for line in PAGE.splitlines() if "`ScrubServiceUnavailable`" in line)
     assert f"{watch.grace:g} s" in row
     assert f"{silence:g} s" in row
-    assert f"once more {times.confirm:g} s after the plugin's first write" in PAGE
+    assert f"once more {times.confirm:g} s after the plugin's first write" in TEXT
 
 
 def test_cluster_page_states_that_no_real_gpu_node_was_tested() -> None:
-    assert "A node with a real\nGPU has not been tried.**" in PAGE
+    assert "A node with a real GPU has not been tried.**" in TEXT
     for each in (CLUSTER, EVICTION):
         assert str(each.relative_to(ROOT)) in PAGE or f"gpu-scrubber/{each.relative_to(ROOT)}" in PAGE

@@ -20,7 +20,7 @@ from scrubber.adapters.kubelet.checkpoint import CHECKPOINT
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.api.sockets import Purpose, Sockets
 from scrubber.backends import BACKENDS
-from scrubber.cli.commands.serve import RegistrationChoice
+from scrubber.cli.commands.plugin import RegistrationChoice
 from scrubber.cli.main import app
 from scrubber.config.policy_file import load_policy
 from scrubber.config.settings import ServiceSettings
@@ -37,8 +37,8 @@ from tests.deployed import (
     documents,
     environment_of,
     mounts,
-    said_of,
     unit,
+    value_of,
     workload,
 )
 
@@ -112,15 +112,15 @@ def test_plugin_container_runs_as_root_without_capabilities_in_its_own_namespace
 
 
 def test_plugin_unit_is_as_confined_as_the_plugin_container() -> None:
-    said = unit("scrubber-plugin.service")
-    assert said["CapabilityBoundingSet"] == [""]
-    assert "AmbientCapabilities" not in said
-    assert said["BindPaths"] == [" ".join(sorted(path for path, _, _ in needed_by_the_plugin()))]
-    assert said["TemporaryFileSystem"] == ["/run:ro /var:ro"]
-    assert said["ProtectSystem"] == ["strict"]
-    assert not {"ReadWritePaths", "BindReadOnlyPaths"} & set(said)
+    directives = unit("scrubber-plugin.service")
+    assert directives["CapabilityBoundingSet"] == [""]
+    assert "AmbientCapabilities" not in directives
+    assert directives["BindPaths"] == [" ".join(sorted(path for path, _, _ in needed_by_the_plugin()))]
+    assert directives["TemporaryFileSystem"] == ["/run:ro /var:ro"]
+    assert directives["ProtectSystem"] == ["strict"]
+    assert not {"ReadWritePaths", "BindReadOnlyPaths"} & set(directives)
     for directive in ("NoNewPrivileges", "PrivateDevices", "PrivateNetwork", "ProtectHome", "ProtectKernelModules"):
-        assert said[directive] == ["yes"], directive
+        assert directives[directive] == ["yes"], directive
 
 
 def test_deployments_do_not_use_the_envvar_list_strategy() -> None:
@@ -157,7 +157,7 @@ def test_service_container_shares_the_nodes_process_namespace() -> None:
 
 
 def test_service_unit_allows_everything_that_the_service_needs() -> None:
-    said = unit("scrubber.service")
+    directives = unit("scrubber.service")
     closed = {
         "PrivateDevices",
         "DeviceAllow",
@@ -165,35 +165,39 @@ def test_service_unit_allows_everything_that_the_service_needs() -> None:
         "ProtectClock",
     }  # each denies /dev/nvidia*
     blind = {"ProtectProc", "ProcSubset", "PrivatePIDs", "PrivateUsers", "PrivateNetwork", "RootDirectory", "User"}
-    assert not closed & set(said)
-    assert blind & set(said) == {"User"}
-    assert said["User"] == ["root"]
-    assert said["ProtectControlGroups"] == said["ProtectKernelTunables"] == ["no"]
-    assert not {"CapabilityBoundingSet", "MemoryDenyWriteExecute", "ProtectKernelModules", "MemoryMax"} & set(said)
+    assert not closed & set(directives)
+    assert blind & set(directives) == {"User"}
+    assert directives["User"] == ["root"]
+    assert directives["ProtectControlGroups"] == directives["ProtectKernelTunables"] == ["no"]
+    assert not {"CapabilityBoundingSet", "MemoryDenyWriteExecute", "ProtectKernelModules", "MemoryMax"} & set(
+        directives
+    )
 
 
 def test_service_unit_creates_the_directories_that_the_service_uses() -> None:
-    said, settings = unit("scrubber.service"), ServiceSettings(backend=BACKENDS["nvidia"])
-    assert f"/var/lib/{said['StateDirectory'][0]}" == str(settings.state_dir) == said["RequiresMountsFor"][0]
-    assert f"/run/{said['RuntimeDirectory'][0]}" == str(settings.socket_dir)
-    assert said["StateDirectoryMode"] == ["0700"]
+    directives, settings = unit("scrubber.service"), ServiceSettings(backend=BACKENDS["nvidia"])
+    assert (
+        f"/var/lib/{directives['StateDirectory'][0]}" == str(settings.state_dir) == directives["RequiresMountsFor"][0]
+    )
+    assert f"/run/{directives['RuntimeDirectory'][0]}" == str(settings.socket_dir)
+    assert directives["StateDirectoryMode"] == ["0700"]
     # A pod has a directory below it mounted, and would keep a removed one.
-    assert said["RuntimeDirectoryPreserve"] == ["yes"]
+    assert directives["RuntimeDirectoryPreserve"] == ["yes"]
 
 
 def test_stop_timeout_outlasts_a_reset_and_no_eraser_survives_a_stop() -> None:
-    said = unit("scrubber.service")
-    assert said["KillMode"] == ["mixed"]  # SIGTERM to the service alone, then SIGKILL to the rest of its cgroup
+    directives = unit("scrubber.service")
+    assert directives["KillMode"] == ["mixed"]  # SIGTERM to the service alone, then SIGKILL to the rest of its cgroup
     reset = load_policy("default").limits.reset
     assert SERVICE.pod["terminationGracePeriodSeconds"] >= 2 * reset
-    assert int(said["TimeoutStopSec"][0].removesuffix("s")) >= 2 * reset
+    assert int(directives["TimeoutStopSec"][0].removesuffix("s")) >= 2 * reset
 
 
 def test_systemd_watchdog_and_probes_detect_a_stalled_service() -> None:
-    said = unit("scrubber.service")
-    assert said["Type"] == ["notify"]
+    directives = unit("scrubber.service")
+    assert directives["Type"] == ["notify"]
     (beat,) = re.findall(r'WATCHDOG=1"\)\n +await clock\.sleep\(([\d.]+)\)', (ROOT / "scrubber/daemon.py").read_text())
-    assert int(said["WatchdogSec"][0].removesuffix("s")) >= 4 * float(beat)
+    assert int(directives["WatchdogSec"][0].removesuffix("s")) >= 4 * float(beat)
     assert {"startupProbe", "livenessProbe"} <= set(SERVICE.container)
 
 
@@ -219,7 +223,7 @@ class TestBothWorkloads:
         (account,) = [
             each
             for each in documents()
-            if (each["kind"], said_of(each, "name")) == ("ServiceAccount", of.pod["serviceAccountName"])
+            if (each["kind"], value_of(each, "name")) == ("ServiceAccount", of.pod["serviceAccountName"])
         ]
         assert account["automountServiceAccountToken"] is False
 
@@ -231,8 +235,8 @@ class TestBothWorkloads:
 
     def test_an_update_starts_a_second_plugin_beside_the_first_and_never_a_second_service(self, of: Workload) -> None:
         service = bool(of.pod.get("hostPID"))
-        wanted = {"maxUnavailable": 1, "maxSurge": 0} if service else {"maxUnavailable": 0, "maxSurge": 1}
-        assert of.whole["spec"]["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": wanted}
+        expected = {"maxUnavailable": 1, "maxSurge": 0} if service else {"maxUnavailable": 0, "maxSurge": 1}
+        assert of.whole["spec"]["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": expected}
 
     def test_workload_selector_matches_its_own_pods_only(self, of: Workload) -> None:
         labels = of.whole["spec"]["template"]["metadata"]["labels"]
@@ -276,18 +280,18 @@ def test_service_probe_runs_an_existing_command(probe: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", sorted(UNITS))
 def test_systemd_unit_starts_an_existing_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = unit(name)
-    ((program, *words),) = [line.split() for line in said["ExecStart"]]
-    environment = dict(line.split("=", 1) for line in said.get("Environment", []))
+    directives = unit(name)
+    ((program, *words),) = [line.split() for line in directives["ExecStart"]]
+    environment = dict(line.split("=", 1) for line in directives.get("Environment", []))
     command, values = parsed(words, monkeypatch, environment)
     assert values.get("registration", RegistrationChoice.CLASSIC) is RegistrationChoice.CLASSIC
     assert program == "/opt/scrubber/bin/scrubber"
     assert command == {"scrubber.service": "serve", "scrubber-plugin.service": "plugin"}[name]
-    assert said["Restart"] == ["always"]
-    assert said["StartLimitIntervalSec"] == ["0"]
-    assert said["LimitCORE"] == ["0"]  # a core dump would contain a tenant's bytes
-    assert int(said["OOMScoreAdjust"][0]) <= -900
-    assert {"LimitNOFILE", "TasksMax"} <= set(said)
+    assert directives["Restart"] == ["always"]
+    assert directives["StartLimitIntervalSec"] == ["0"]
+    assert directives["LimitCORE"] == ["0"]  # a core dump would contain a tenant's bytes
+    assert int(directives["OOMScoreAdjust"][0]) <= -900
+    assert {"LimitNOFILE", "TasksMax"} <= set(directives)
 
 
 def test_deployment_page_states_that_no_real_gpu_node_was_tested() -> None:

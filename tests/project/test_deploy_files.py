@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from tests.deployed import BASE, CDI, CONTAINERFILE, DEPLOY, DROP_INS, ROOT, UNITS, documents, said_of, unit, yaml_of
+from tests.deployed import BASE, CDI, CONTAINERFILE, DEPLOY, DROP_INS, ROOT, UNITS, documents, unit, value_of, yaml_of
 
 DIRECTIVES = {
     *("Description", "After", "Wants", "RequiresMountsFor", "StartLimitIntervalSec"),
@@ -93,7 +93,7 @@ def test_every_base_manifest_is_in_the_kustomization_and_in_one_namespace() -> N
     written = {path.name for path in BASE.iterdir()} - {"kustomization.yaml"}
     assert set(yaml_of(BASE)["resources"]) == written
     (namespace,) = [each for each in documents() if each["kind"] == "Namespace"]
-    assert yaml_of(BASE)["namespace"] == said_of(namespace, "name")
+    assert yaml_of(BASE)["namespace"] == value_of(namespace, "name")
     assert yaml_of(CDI)["resources"] == ["../base"]
 
 

@@ -25,8 +25,8 @@ from tests.deployed import (
     UNITS,
     documents,
     patch_all,
-    said_of,
     unit,
+    value_of,
     workload,
     yaml_of,
 )
@@ -51,13 +51,13 @@ def added() -> list[Document]:
 
 
 def of_kind(kind: str) -> dict[str, Document]:
-    return {said_of(each, "name"): each for each in added() if each["kind"] == kind}
+    return {value_of(each, "name"): each for each in added() if each["kind"] == kind}
 
 
 def patched(base: Path) -> dict[tuple[str, str], Document]:
     found = copy.deepcopy(documents(base))
     patch_all(found, METRICS)
-    return {(each["kind"], said_of(each, "name")): each for each in found}
+    return {(each["kind"], value_of(each, "name")): each for each in found}
 
 
 def template(name: str, base: Path = BASE) -> Document:
@@ -87,7 +87,7 @@ def test_metrics_address_is_valid_for_its_program(name: str, monkeypatch: pytest
     # Without the component it is the pod's own loopback, which is unreachable from outside.
     _, values = parsed(container["args"], monkeypatch, {})
     assert values["metrics_address"] is None
-    default = {"serve": daemon_options.SERVICE_DEFAULT_ADDRESS, "plugin": daemon_options.PLUGIN_DEFAULT_ADDRESS}[
+    default = {"serve": daemon_options.SERVICE_METRICS_ADDRESS, "plugin": daemon_options.PLUGIN_METRICS_ADDRESS}[
         command
     ]
     assert Address.parse(default) == Address("127.0.0.1", PORTS[name])
@@ -108,8 +108,8 @@ def test_network_policy_admits_prometheus_only() -> None:
     for name in PORTS:
         labels = template(name)["metadata"]["labels"]
         assert spec["podSelector"]["matchLabels"].items() <= labels.items()
-    (nobody,) = [each for each in documents() if each["kind"] == "NetworkPolicy"]
-    assert nobody["spec"]["podSelector"] == {}  # everything else stays closed
+    (network_policy,) = [each for each in documents() if each["kind"] == "NetworkPolicy"]
+    assert network_policy["spec"]["podSelector"] == {}  # everything else stays closed
 
 
 def test_pod_monitors_select_both_programs_and_set_the_labels_of_the_dashboards() -> None:

@@ -175,7 +175,7 @@ def lint(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def broken_rules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the linter's output for a package with every forbidden import: contract name → its message."""
     house = tmp_path_factory.mktemp("broken")
     planted: dict[str, tuple[str, ...]] = {}
@@ -203,9 +203,9 @@ def test_sample_project_keeps_every_import_rule(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("contract", "importer", "imported"), FORBIDDEN)
 def test_forbidden_import_breaks_its_import_rule(
-    complaints: dict[str, str], contract: str, importer: str, imported: str
+    broken_rules: dict[str, str], contract: str, importer: str, imported: str
 ) -> None:
-    assert re.search(rf"\b{importer} -> {imported}\b", complaints[contracts()[contract]])
+    assert re.search(rf"\b{importer} -> {imported}\b", broken_rules[contracts()[contract]])
 
 
 def test_every_import_rule_has_a_test() -> None:

@@ -152,9 +152,9 @@ class TestLockFile:
     def test_lock_file_satisfies_pyproject(self, name: str) -> None:
         base, groups = project()["project"]["dependencies"], project()["dependency-groups"]
         dev = [each for each in groups["dev"] if isinstance(each, str)]
-        wanted = {"base.txt": base, "build.txt": groups["build"], "dev.txt": base + groups["build"] + dev}[name]
+        expected = {"base.txt": base, "build.txt": groups["build"], "dev.txt": base + groups["build"] + dev}[name]
         requirements = locked(name)
-        for requirement in map(Requirement, wanted):
+        for requirement in map(Requirement, expected):
             version, _ = requirements[canonicalize_name(requirement.name)]
             assert requirement.specifier.contains(version), requirement
 
@@ -178,5 +178,5 @@ def test_minimum_runtime_version_satisfies_the_generated_code(library: str, file
     generated = [path for package in ("scrubber", "plugin") for path in (ROOT / package).rglob(files)]
     assert generated
     for path in generated:
-        (asked,) = re.findall(stamp, path.read_text(), re.MULTILINE)
-        assert oldest >= Version(asked), path
+        (minimum,) = re.findall(stamp, path.read_text(), re.MULTILINE)
+        assert oldest >= Version(minimum), path

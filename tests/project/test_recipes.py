@@ -1,4 +1,4 @@
-"""The recipes for contributors work: whoever follows a page gets what the page promises.
+"""The recipes for contributors work: following a page produces what the page promises.
 
 A test plays the contributor in a copy of the tree. Blocks of a page that begin with ``# file: PATH`` are applied in their
 order, and every line of a shell block but ``make …`` is run and must succeed: it regenerates files, or runs the tests that
@@ -90,7 +90,7 @@ class Command:
 
 
 def steps(page: str) -> Iterator[Change | Command]:
-    """Yield the steps of a recipe in their order. Every block must be one, or nobody would notice that it is outdated."""
+    """Yield the steps of a recipe in their order. Every block must be one, or it could become outdated unnoticed."""
     for indent, _, language, text in _BLOCK.findall(page):
         lines = [line.removeprefix(indent) for line in text.splitlines(keepends=True)]
         if language == "sh":
@@ -242,6 +242,7 @@ def test_scrub_step_of_the_recipe_runs_on_the_simulated_node_and_is_on_the_certi
         certificate = scrubber(tree, "certificate", "show", "--device", "0", "--socket-dir", str(sockets))
     assert re.search(r"^step +idle: passed", scrubbed, re.MULTILINE)
     assert re.search(r"^covered +idle: no process has the device open", certificate, re.MULTILINE)
+    assert "\n| `device-opened` | idle | blocking | " in (tree / "docs" / "codes.md").read_text()
     python(tree, BOARDS)
 
 
@@ -270,7 +271,7 @@ def test_metric_of_the_recipe_is_on_the_exposition(tmp_path: Path) -> None:
     assert f"# TYPE {name} counter" in page
     assert f'{name}{{step="on-chip"}} 1.0' in page
     assert f'{name}{{step="memory"}} 0.0' in page, "the series is there before the first step of its kind"
-    assert f"\n| `{name}` | counter | `step` |" in (tree / "docs" / "metrics.md").read_text()
+    assert f"\n| `{name}` | counter | `step`: holders, " in (tree / "docs" / "metrics.md").read_text()
     assert name in (tree / "dashboards" / "node.json").read_text()
     python(tree, BOARDS)
 

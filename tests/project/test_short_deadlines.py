@@ -3,7 +3,7 @@
 A busy machine occasionally stalls for a second, and one test that fails by chance blocks every change. A short deadline
 is permitted where it has to expire: no event that the test waits for has to come before it. Each such place is in
 :data:`MEANT_TO_EXPIRE`, with the reason. Otherwise use the usual long timeout, virtual time
-(:mod:`tests.world.timeline`), or :func:`tests.ahead.advance_until`.
+(:mod:`tests.simulation.timeline`), or :func:`tests.ahead.advance_until`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     (
         "test_children*",
         r'"do": "tell"\}, deadline=0\.2\)',
-        "Nothing is asked while the last child lives, which no signal ends.",
+        "No request is sent while the last child lives, which no signal ends.",
     ),
     ("test_children*", r"kill_timeout=0\.05, send_signal=lambda", "No signal ends the child."),
     ("test_sim_eraser", r"kill_timeout=0\.05, send_signal=lambda", "No signal ends the child."),
@@ -37,39 +37,43 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_nvidia_reset", r"kill_timeout = 0\.05|kill_timeout=0\.05, kill=lambda", "No signal ends the child."),
     (
         "test_nvidia_reset",
-        r"NvidiaSmi\(DriverPaths\(world\.root\), kill_timeout=0\.05\)$",
+        r"NvidiaSmi\(DriverPaths\(machine\.root\), kill_timeout=0\.05\)$",
         "What keeps the output open never closes it.",
     ),
     ("test_nvidia_reset", r'run\(gpus, subject, 0\.5\)|"Device 0", 0\.5\)', "The reset hangs."),
     ("test_nvidia_smi_standin", r"stuck\.wait\(0\.3\)", "The reset hangs."),
-    ("test_nvidia_reset", r"resetter\.reset\(device, 0\.2\)|ask\(device, deadline=0\.05\)", "The driver hangs."),
+    ("test_nvidia_reset", r"resetter\.reset\(device, 0\.2\)|query\(device, deadline=0\.05\)", "The driver hangs."),
     ("backend_contract", r"resetter\.reset\(device, 0\.2\)", "The driver hangs."),
     ("test_nvml_standin", r"answers_within\(0\.2\)", "The driver hangs."),
     ("test_sim_holders", r"walk_timeout=0\.05", "The child that is to walk hangs."),
     ("test_nvidia_holders", r"walk_deadline=0\.05", "The child that is to walk hangs."),
-    ("test_sim_eraser", r"__init__\(start_timeout=0\.05\)", "The child never says that it is ready."),
-    ("test_eraser_report", r"silence_timeout=0\.05\)", "The eraser never says anything."),
+    ("test_sim_eraser", r"__init__\(start_timeout=0\.05\)", "The child never reports that it is ready."),
+    ("test_eraser_report", r"silence_timeout=0\.05\)", "The eraser never sends a report."),
     ("test_sim_eraser", r"terminate_orphan\(device, 0\.2\)", "The lock is held by a process that is not ended."),
     ("test_sim_eraser", r'setattr\(orphans, "_GRACE", 0\.1\)', "The orphan is stopped, and never ends by itself."),
-    ("test_containers_cgroup", r", leftovers, 0\.1\) == leftovers", "It begins with the signal, of which nobody dies."),
-    ("test_children", r'echo": (echo|1)\}, (deadline=)?0\.02\)', "Nothing else runs until the answer lies there."),
-    ("test_process_stall", r"\bSHORT\b", "Nothing else runs until what is waited for lies there."),
+    (
+        "test_containers_cgroup",
+        r", leftovers, 0\.1\) == leftovers",
+        "It begins with the signal, which ends no process.",
+    ),
+    ("test_children", r'echo": (echo|1)\}, (deadline=)?0\.02\)', "Nothing else runs until the answer has arrived."),
+    ("test_process_stall", r"\bSHORT\b", "Nothing else runs until the awaited message has arrived."),
     # The plugin and its service.
     ("test_cluster_observer", r"grace=0\.0?5", "It begins when the service has gone."),
     ("test_watch_lines", r"grace=0\.05", "It begins when the service has gone."),
     ("test_calls", r"grace=0\.3|grace=0\.05, heartbeat=0\.05", "It begins when the service has gone, or hangs."),
     ("test_upstream", r"grace=0\.[35]", "It begins when the other side has gone, or hangs."),
-    ("test_calls", r"reserve=0\.2", "An allocation is answered whether or not the service was told of it."),
-    ("plugin/test_*", r"service_away=0\.\d", "The service has gone; no test has it come back during a call."),
-    ("test_upstream", r"vendor_away=0\.2", "The other side has gone; no test has it come back during a call."),
-    ("test_upstream", r"heartbeat=0\.2, probe=1\.0", "Silence after which the vendor's plugin is asked."),
+    ("test_calls", r"reserve=0\.2", "An allocation is answered whether or not it was reported to the service."),
+    ("plugin/test_*", r"service_away=0\.\d", "The service has gone; no test brings it back during a call."),
+    ("test_upstream", r"vendor_away=0\.2", "The other side has gone; no test brings it back during a call."),
+    ("test_upstream", r"heartbeat=0\.2, probe=1\.0", "Silence after which the vendor's plugin is probed."),
     ("test_upstream", r"pause=0\.5", "The time that a plugin which hung is left alone."),
-    ("test_upstream", r"closing=0\.1", "Registrations under way are cut short, and none is."),
-    ("vendor_plugin", r"server\.stop\(0\.1\)", "Calls under way are cut short: the plugin goes."),
+    ("test_upstream", r"closing=0\.1", "Registrations in progress are cancelled, and there is none."),
+    ("vendor_plugin", r"server\.stop\(0\.1\)", "Calls in progress are cancelled: the plugin ends."),
     (
         "plugin/test_*",
         r"watcher_fallback=0\.(05|1)",
-        "Nobody comes to the registry; it is asked until it answers.",
+        "No plugin registers; the registry is polled until it answers.",
     ),
     ("test_metrics_contract", r"stream=0\.02", "The kubelet opens no stream."),
     (
@@ -78,19 +82,19 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
         "The plugin registers again and waits twice as long, until the stream comes.",
     ),
     ("test_resource_mapping", r"timeout=0\.01", "The service never answers."),
-    ("test_cluster_reporter", r"first_snapshot=0\.01", "No service is ever there."),
-    ("test_cluster_reporter", r"shutdown=0\.05", "The last words are not taken."),
+    ("test_cluster_reporter", r"first_snapshot=0\.01", "No service ever connects."),
+    ("test_cluster_reporter", r"shutdown=0\.05", "The last update is not accepted."),
     ("test_cluster_reporter", r"heartbeat=0\.01|^restart=0\.01", "A pause before the same is done again."),
     ("test_cluster_client", r'"node-1", deadline=0\.05\)', "The API server never answers."),
     ("test_kubelet_adapter", r"deadline=0\.2\)", "The kubelet never answers."),
-    ("test_doctor", r"seconds=0\.3", "Nobody accepts the connection."),
-    ("test_callers", r"idle_timeout=0\.05\) as front", "The connection never says anything."),
+    ("test_doctor", r"seconds=0\.3", "No server accepts the connection."),
+    ("test_callers", r"idle_timeout=0\.05\) as front", "The connection never sends anything."),
     ("test_metrics_tls", r"deadline=0\.2\)", "The request never comes to its end."),
-    ("test_metrics_tls", r"companions=1, patience=0\.1", "No companion may come: it is waited for in vain."),
+    ("test_metrics_tls", r"companions=1, timeout=0\.1", "No companion may connect: the wait times out."),
     (
         "test_nvidia_holders",
         r"look_budget=0\.02",
-        "A look that is cut goes on in the next walk, until the holder is found.",
+        "An interrupted inspection continues in the next walk, until the holder is found.",
     ),
     # The kubelet emulator.
     ("test_allocation", r"sync_loop_health=0\.001", "The main loop is held until that was noticed."),
@@ -98,18 +102,18 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_containers", r"delete\(running, grace=0\.05\)", "The container does not end by itself."),
     ("test_containers", r"linger=0\.01", "It begins when the pod has been deleted."),
     ("test_registration", r"resource_removal=0\.05", "It begins when the stream has ended."),
-    ("test_registration", r"dial_back=0\.2", "Nobody serves the socket."),
-    ("test_container_start", r"pre_start_deadline=0\.05", "Three starts hang; one more that is late is asked again."),
-    ("test_containers", r"RUNNING, 0\.01\)|== 1, 0\.01\)", "It never comes to that."),
+    ("test_registration", r"dial_back=0\.2", "No server listens on the socket."),
+    ("test_container_start", r"pre_start_deadline=0\.05", "Three starts hang; one more that is late is retried."),
+    ("test_containers", r"RUNNING, 0\.01\)|== 1, 0\.01\)", "The condition is never met."),
     # Other tests.
     ("test_terminal", r"seconds=0\.05\)", "It is never shown."),
     ("test_gpu_check_dry", r'part\("part", 0\.01, endless\)', "The part never ends."),
     ("test_scrub_updates", r"timeout=0\.01", "The scrub does not end."),
     ("test_clock", r"timeout\(0\.001\)", "The body sleeps for a minute."),
-    ("test_confirmation", r"wait\(0\.001\)", "A pause between two looks."),
-    ("test_metrics_tls", r"waited\.wait\(0\.01\)", "A pause between two looks."),
-    ("test_nvidia_holders", r"confirm_seconds=0\.02,", "A pause between two looks."),
-    ("test_sim_holders", r"confirm_seconds=0\.05\)", "A pause between two looks."),
+    ("test_confirmation", r"wait\(0\.001\)", "A pause between two checks."),
+    ("test_metrics_tls", r"waited\.wait\(0\.01\)", "A pause between two checks."),
+    ("test_nvidia_holders", r"confirm_seconds=0\.02,", "A pause between two checks."),
+    ("test_sim_holders", r"confirm_seconds=0\.05\)", "A pause between two checks."),
     ("test_soak_judge", r"grace=0\.3|dying_for=0\.1", "A figure in what a soak has recorded."),
 )
 """Module, pattern of a line, and why no event that the test waits for has to come before that deadline."""
@@ -199,12 +203,14 @@ def short_deadlines(source: str, tree: ast.Module, elsewhere: Constants) -> list
 
 
 def in_real_time() -> dict[Path, str]:
-    """Return the sources of the tests except those of the simulated world, where time is virtual."""
+    """Return the sources of the tests except those of the simulated cluster, where time is virtual."""
     sources = {path: path.read_text() for path in sorted(TESTS.rglob("*.py")) if path != Path(__file__)}
     return {
         path: source
         for path, source in sources.items()
-        if path.parent.name != "world" and "gpu" not in path.relative_to(TESTS).parts and "tests.world" not in source
+        if path.parent.name != "simulation"
+        and "gpu" not in path.relative_to(TESTS).parts
+        and "tests.simulation" not in source
     }
 
 

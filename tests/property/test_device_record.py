@@ -13,9 +13,9 @@ from scrubber.domain.health.recovery import after_findings, after_scrub
 from scrubber.domain.next_action import RecoveryAction, next_action
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import ADVERTISED, HYGIENE_TRANSITIONS, Cause, Health, Hygiene, HygieneEvent, RecoveryMethod
-from tests.world.samples import DEVICE, NODE, NOW, POLICY, assignment, certificate, finding, grant, pod
+from tests.simulation.samples import DEVICE, NODE, NOW, POLICY, assignment, certificate, finding, grant, pod
 
-PERSON = Cause("operator", "because", RecoveryMethod.OPERATOR, NOW, "uid:0")
+BY_OPERATOR = Cause("operator", "because", RecoveryMethod.OPERATOR, NOW, "uid:0")
 CODES = ("xid-95", "xid-79", "xid-122", "driver-timeout", "verification-failed", "erase-timeout", "reset-failed")
 Event = Callable[[DeviceRecord], DeviceRecord]
 
@@ -75,7 +75,7 @@ EVENTS: tuple[Event, ...] = (
     _granted("uid-2"),
     _when(HygieneEvent.RELEASED, lambda device: device.after_release()),
     _when(HygieneEvent.CERTIFICATE_VOIDED, lambda device: device.after_voided_certificate()),
-    lambda device: device.after_operator_quarantine(PERSON),
+    lambda device: device.after_operator_quarantine(BY_OPERATOR),
     lambda device: (
         device.after_operator_release(retry_at=NOW)
         if device.health in (Health.QUARANTINED, Health.CONDEMNED)

@@ -3,7 +3,7 @@
 Pods come, run, restart, complete, are deleted with grace or by force and live on; they leave children behind and write
 their label into every byte. The kubelet restarts and reports wrong lists, devices fail, operators quarantine and
 release, the ledger fills up, and the service is killed at any of its writes while its erasers continue. The laws of
-``tests/world/laws.py`` check every step. At the end all faults are repaired, and then every pod that can start has to
+``tests/simulation/laws.py`` check every step. At the end all faults are repaired, and then every pod that can start has to
 start.
 
 A plot is drawn from a seed by weights, because relevant states need long plots in which most pods get as far as
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.world.story import DEVICES, POLICIES, Plot, Step, shortest, tell
+from tests.simulation.scenario import DEVICES, POLICIES, Plot, Step, play_plot, shortest
 
 SEEDS_PER_PART = 60
 PARTS = 8
@@ -46,13 +46,13 @@ ACTS: Mapping[str, tuple[int, Draw]] = {
         _some(
             namespace=NAMESPACES,
             name=("web-0", "train-1"),
-            wants=(1, 1, 2),
+            device_count=(1, 1, 2),
             kind=("plain", "plain", "init", "late", "slow"),
         ),
     ),
     "a_pod_follows_another": (
         3,
-        _some(namespace=NAMESPACES, wants=(1, 2), writes=(True, False), lives_on=(0.5, 4.0, 60.0)),
+        _some(namespace=NAMESPACES, device_count=(1, 2), writes=(True, False), lives_on=(0.5, 4.0, 60.0)),
     ),
     "a_pod_writes_everywhere": (3, _some(choice=range(6))),
     "a_container_exits": (
@@ -63,17 +63,17 @@ ACTS: Mapping[str, tuple[int, Draw]] = {
     "a_child_exits_by_itself": (1, _some(choice=range(6))),
     "the_kubelet_gives_up_a_call_and_asks_again": (2, _some(choice=range(6))),
     "the_kubelet_can_be_trusted_or_not": (2, _some(trust=("trusted", "trusted", "unreadable", "empty-after-restart"))),
-    "a_device_fails": (2, _some(number=range(DEVICES), fault=FAULTS, told=(True, False))),
+    "a_device_fails": (2, _some(number=range(DEVICES), fault=FAULTS, reported=(True, False))),
     "a_device_leaves_the_node_or_comes_back": (
         2,
-        _some(number=range(DEVICES), there=(True, False, False), told=(True, True, False)),
+        _some(number=range(DEVICES), present=(True, False, False), notified=(True, True, False)),
     ),
     "a_device_is_well_again": (1, _some(number=range(DEVICES))),
-    "the_machine_fails": (1, _some(choice=range(6), what=("untold", "unkillable", "erasers", "disk"))),
+    "the_machine_fails": (1, _some(choice=range(6), what=("unreadable-pod", "unkillable", "erasers", "disk"))),
     "a_process_of_the_host_looks_at_a_device": (1, _some(number=range(DEVICES), opens=(True, False))),
-    "a_stranger_writes_on_a_device": (1, _some(number=range(DEVICES), stays=(0.0, 2.5, 20.0))),
+    "a_host_process_writes_on_a_device": (1, _some(number=range(DEVICES), stays=(0.0, 2.5, 20.0))),
     "the_kubelet_starts_again": (1, _some()),
-    "a_person_acts": (2, _some(number=range(DEVICES), wants=("out", "back", "back", "slow", "fast"))),
+    "an_operator_acts": (2, _some(number=range(DEVICES), action=("out", "back", "back", "slow", "fast"))),
     "the_service_ends": (2, _some(away=(0.1, 0.1, 15.0), how=("kill", "kill", "stop", "reboot"))),
     "the_service_will_be_killed_at_a_write": (2, _some(writes=range(1, 7), durable=(True, False))),
 }
@@ -97,7 +97,7 @@ def test_no_invariant_is_violated_by_any_sequence_of_events_and_every_pod_starts
     seeds = SEEDS_PER_PART * (20 if thorough else 1)
     for seed in range(part * 1_000_000, part * 1_000_000 + seeds):
         policy, plot = draw(seed)
-        wrong = tell(policy, plot)
+        wrong = play_plot(policy, plot)
         if wrong is not None:
             story = "\n".join(f"    {step}" for step in shortest(policy, plot))
             pytest.fail(f"seed {seed}, policy {policy}: {wrong}\n{story}", pytrace=False)

@@ -10,7 +10,7 @@ from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.policy import Policy, RequiredProof
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Health, Hygiene
-from tests.world.samples import NODE, by_record, policies, records
+from tests.simulation.samples import NODE, by_record, policies, records
 
 kinds = st.sampled_from(HandOverKind)
 

@@ -1,6 +1,6 @@
 """The health of one device, explored completely: every state that any order of events leads to, and its invariants.
 
-Three models share the events of ``tests/world/health_graph.py``: one covers limits, one transient conditions, one
+Three models share the events of ``tests/simulation/health_graph.py``: one covers limits, one transient conditions, one
 tenants who have a device under a break-glass override. Combined they would have millions of states, and give no other
 result. A last test takes the same events through histories with real times and numbers.
 """
@@ -25,8 +25,8 @@ from scrubber.domain.next_action import RecoveryAction, next_action
 from scrubber.domain.policy import Enforcement, HealthRule, Policy, RecoveryRule
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Health, Hygiene, RecoveryMethod
-from tests.world.health_graph import LASTS, SOFT, TENANT, Graph, Place, Promise, events
-from tests.world.samples import DEVICE, NODE, NOW, POLICY, by_record, certificate
+from tests.simulation.health_graph import LASTS, SOFT, TENANT, Graph, Place, Promise, events
+from tests.simulation.samples import DEVICE, NODE, NOW, POLICY, by_record, certificate
 
 HEALTH = HealthRule(quarantine_after={SOFT: LASTS})
 LIMITED = RecoveryRule(max_attempts=2, max_attempts_per_day=3, max_resets_per_day=2, probation_scrubs=1)
@@ -63,17 +63,17 @@ def _a_fault_takes_it_out(before: Place, name: str, after: Place) -> bool:
     return not name.startswith("fault: ") or not after.record.advertised
 
 
-def _only_a_person(before: Place, name: str, after: Place) -> bool:
-    persons = before.record.health is Health.CONDEMNED or before.record.quarantined_by_operator
+def _only_an_operator(before: Place, name: str, after: Place) -> bool:
+    is_operators = before.record.health is Health.CONDEMNED or before.record.quarantined_by_operator
     stays = (after.record.health, after.record.cause) == (before.record.health, before.record.cause)
-    return not persons or stays or name.startswith("a person ")
+    return not is_operators or stays or name.startswith("a person ")
 
 
 def _attempts_of_a_day(before: Place, name: str, after: Place) -> bool:
     return after.counted.attempts <= LIMITED.max_attempts_per_day and after.counted.resets <= LIMITED.max_resets_per_day
 
 
-def _is_condemned_with_a_sentence(before: Place, name: str, after: Place) -> bool:
+def _is_condemned_with_a_message(before: Place, name: str, after: Place) -> bool:
     cause = after.record.cause
     if after.record.health is not Health.CONDEMNED:
         return True
@@ -113,7 +113,7 @@ def _handed_over_in_service_only(before: Place, name: str, after: Place) -> bool
     return not any(goes) or record.advertised or by_word
 
 
-def _somebody_acts(before: Place, name: str, after: Place) -> bool:
+def _action_has_an_actor(before: Place, name: str, after: Place) -> bool:
     """Automatic actions stop only where the device is healthy, is in use, or needs an operator or a reboot."""
     record = after.record
     if next_action(record, POLICY, NODE).action is not RecoveryAction.NOTHING or record.hygiene is Hygiene.IN_USE:
@@ -131,15 +131,15 @@ PROMISES: Mapping[str, Promise] = MappingProxyType(
     {
         "nothing returns without its clean scrubs after the last fault": _comes_back_proved,
         "a fault takes a device out at once": _a_fault_takes_it_out,
-        "only a person brings back what a person took out, and what is condemned": _only_a_person,
+        "only a person brings back what a person took out, and what is condemned": _only_an_operator,
         "attempts and resets stay within the day's limits": _attempts_of_a_day,
-        "what is condemned says why, and waits for a person": _is_condemned_with_a_sentence,
+        "what is condemned says why, and waits for a person": _is_condemned_with_a_message,
         "no device is condemned for what one tenant did, or for what has to end by itself": _not_for_a_tenant,
         "an open breaker lets no soft signal take a device out": _open_breaker,
         "a soft signal makes suspect at once": _suspect_at_once,
         "a soft signal takes a device out when it has lasted, and not before": _out_once_it_has_lasted,
         "nothing that is out of service is handed over but by a person's word": _handed_over_in_service_only,
-        "somebody acts wherever something has to be done": _somebody_acts,
+        "every required action has an actor": _action_has_an_actor,
     }
 )
 
@@ -173,7 +173,7 @@ def test_model_reaches_every_event_and_every_health_state() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_reachable_state_recovers_automatically_unless_an_operator_or_a_reboot_is_needed(model: str) -> None:
-    """Assumes a world without further faults: scrubs pass, resets work, and no fault is reported any more."""
+    """Assumes a simulated cluster without further faults: scrubs pass, resets work, and no fault is reported any more."""
     explored = graph(model)
     known: dict[Place, None] = {}
     for place in explored.found:
@@ -219,7 +219,7 @@ def _comes_out(record: DeviceRecord, policy: Policy) -> None:
                 record = record.after_service_start(f"boot-{boot}")
             else:
                 assert cause.by_operator or cause.recovery_method is RecoveryMethod.OPERATOR, (
-                    "nobody is to act, and nobody is told to"
+                    "no recovery, and no operator is notified"
                 )
                 record = record.after_operator_release(retry_at=now)
     raise AssertionError(f"it does not come out, and is {record.health.value} in the end")
@@ -262,7 +262,7 @@ class Lives(RuleBasedStateMachine):
             ("passed", "passed, with a reset", "failed: reset", "held up after its reset", "kill -9")
         )
     )
-    def it_is_tended(self, ending: str) -> None:
+    def recovery_runs(self, ending: str) -> None:
         """Make the next recovery attempt, as soon as it is due."""
         due = next_action(self.place.record, REAL, NODE).due
         self.now = max(self.now, due or self.now)

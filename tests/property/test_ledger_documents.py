@@ -166,7 +166,7 @@ def test_document_with_a_damaged_history_is_refused(name: str, value: object) ->
 @pytest.mark.parametrize("format", [0, 2, True, 1.5, "1", None])
 def test_a_document_of_another_format_is_refused(format: object) -> None:
     stored = json.loads(RECORD.encode(DeviceRecord("GPU-1")))
-    with pytest.raises(CodecError, match=f"in format {format!r}, this program reads format 1"):
+    with pytest.raises(CodecError, match=f"in format {format!r}; this program reads format 1"):
         RECORD.decode(json.dumps(stored | {"format": format}))
 
 

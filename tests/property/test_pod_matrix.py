@@ -1,6 +1,6 @@
 """A sample of the matrix of pod shapes: those that once failed to start, and others of every kind by seed.
 
-The whole matrix: ``make pod-matrix`` (:mod:`tests.world.shapes`).
+The whole matrix: ``make pod-matrix`` (:mod:`tests.simulation.shapes`).
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-from tests.world.shapes.matrix import KNOWN, sample
-from tests.world.shapes.play import play
-from tests.world.shapes.shape import Script
+from tests.simulation.shapes.matrix import KNOWN, sample
+from tests.simulation.shapes.play import play
+from tests.simulation.shapes.shape import Script
 
 PLAYS = 480
 PARTS = 8
@@ -28,5 +28,5 @@ def test_pod_of_any_shape_starts_and_only_on_clean_devices(part: int) -> None:
     for script in sample(PLAYS * (20 if thorough else 1), seed=2)[part::PARTS]:
         outcome = play(script)
         if outcome.wrong is not None:
-            again = f"python -m tests.world.shapes --play '{script}'"
+            again = f"python -m tests.simulation.shapes --play '{script}'"
             pytest.fail(f"{outcome.wrong}\n    {again}", pytrace=False)

@@ -19,7 +19,7 @@ from plugin.service_client import ScrubService
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import InvalidRequest, ScrubberError, Unavailable
 from scrubber.domain.resource_mapping import ResourceMappings
-from tests.world.spans import Told
+from tests.simulation.spans import RecordedSpan
 
 GPU = "vendor.example/gpu"
 DEVICES = ("gpu-0", "gpu-1")
@@ -109,10 +109,10 @@ async def play(acts: list[Any]) -> None:
 
 async def start(plugin: Plugin, ids: list[str], service: Service) -> None:
     try:
-        await plugin.gate.hand_over(ids, GPU, 30.0, Told("", {}))
+        await plugin.gate.hand_over(ids, GPU, 30.0, RecordedSpan("", {}))
     except ScrubberError:
         known = all(id_ in plugin.means or id_.partition("::")[0] in DEVICES for id_ in ids)
-        assert service.lossy or not known, f"{ids} are {plugin.means}, and the service could have been told"
+        assert service.lossy or not known, f"{ids} are {plugin.means}, and the service could have received the mapping"
         return
     resolved = {each.device for id_ in ids if (each := service.announced.resolve(GPU, id_, DEVICES)) is not None}
     assert resolved == {plugin.has(id_) for id_ in ids}

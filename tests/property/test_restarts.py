@@ -15,9 +15,9 @@ from hypothesis import settings
 
 from scrubber.domain.assignment import Trust
 from scrubber.domain.states import Hygiene
-from tests.world.kubelet import Tenant
-from tests.world.timeline import in_virtual_time
-from tests.world.world import World, a_world
+from tests.simulation.cluster import SimulatedCluster, simulated_cluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.timeline import in_virtual_time
 
 RUNS, STARTS, ENDS, CRASHES = range(4)
 """The devices, by what the pod on each does when the restarts begin."""
@@ -30,20 +30,20 @@ Order = tuple[str, ...]
 class Restarts:
     """The components that restart, by name; ``backing_off``: a pod that the kubelet does not try to start meanwhile."""
 
-    def __init__(self, world: World, backing_off: Tenant) -> None:
-        self._world = world
+    def __init__(self, cluster: SimulatedCluster, backing_off: Tenant) -> None:
+        self._cluster = cluster
         self._backing_off = backing_off
 
     async def service_killed(self) -> None:
-        self._world.kill()
-        await self._world.run(0.3)
-        await self._world.start_service()
+        self._cluster.kill()
+        await self._cluster.run(0.3)
+        await self._cluster.start_service()
 
     async def service_stopped(self) -> None:
-        assert self._world.service is not None
-        await self._world.service.stop()
-        await self._world.run(0.3)
-        await self._world.start_service()
+        assert self._cluster.service is not None
+        await self._cluster.service.stop()
+        await self._cluster.run(0.3)
+        await self._cluster.start_service()
 
     async def plugin(self) -> None:
         """The plugin's calls to the service end with it, and the kubelet calls the next one."""
@@ -51,18 +51,18 @@ class Restarts:
 
     async def kubelet(self) -> None:
         """The kubelet lists nothing at first, and its calls are repeated."""
-        kubelet = self._world.kubelet
+        kubelet = self._cluster.kubelet
         kubelet.trust, kubelet.starts = Trust.EMPTY_AFTER_RESTART, kubelet.starts + 1
         self._ask_again()
 
     async def node(self) -> None:
-        self._world.reboot()
-        await self._world.start_service()
+        self._cluster.reboot()
+        await self._cluster.start_service()
 
     def _ask_again(self) -> None:
-        for tenant in self._world.kubelet.tenants:
+        for tenant in self._cluster.kubelet.tenants:
             if tenant.waiting and not tenant.starting and tenant is not self._backing_off:
-                self._world.kubelet.ask_again(tenant)
+                self._cluster.kubelet.retry_pre_start(tenant)
 
 
 NAMES = ("service_killed", "service_stopped", "plugin", "kubelet", "node")
@@ -75,60 +75,62 @@ def orders(first: str, longest: int) -> Iterator[Order]:
         yield from (order for order in itertools.permutations(NAMES, length) if order[0] == first)
 
 
-async def pod(world: World, name: str, device: int, starts_after: float = 0.05) -> Tenant:
-    tenant = await world.admit("acme-space", name, [device], starts_after=starts_after)
+async def pod(cluster: SimulatedCluster, name: str, device: int, starts_after: float = 0.05) -> Tenant:
+    tenant = await cluster.admit("acme-space", name, [device], starts_after=starts_after)
     assert tenant is not None
     return tenant
 
 
 async def restart(order: Order, between: float) -> None:
-    async with a_world(devices=4) as world:
+    async with simulated_cluster(devices=4) as cluster:
         runs, ends, crashes = (
-            await pod(world, "runs", RUNS),
-            await pod(world, "ends", ENDS),
-            await pod(world, "crashes", CRASHES),
+            await pod(cluster, "runs", RUNS),
+            await pod(cluster, "ends", ENDS),
+            await pod(cluster, "crashes", CRASHES),
         )
-        await world.until(lambda: runs.running and ends.running and crashes.running)
-        await world.run(2.5)
+        await cluster.until(lambda: runs.running and ends.running and crashes.running)
+        await cluster.run(2.5)
         for tenant in (runs, ends, crashes):
-            world.write_all(tenant)
-        starts = await pod(world, "starts", STARTS, starts_after=2.0)
-        await world.until(lambda: starts.starting)
-        world.kubelet.force_delete(ends, lives_on=4.0)
-        follows = await world.admit("umbrella-space", "follows", [ENDS])
+            cluster.write_all(tenant)
+        starts = await pod(cluster, "starts", STARTS, starts_after=2.0)
+        await cluster.until(lambda: starts.starting)
+        cluster.kubelet.force_delete(ends, lives_on=4.0)
+        follows = await cluster.admit("umbrella-space", "follows", [ENDS])
         assert follows is not None
         assert crashes.worker is not None
         crashes.worker.cancel()
-        world.kubelet.exit(crashes, again=True)
+        cluster.kubelet.exit(crashes, again=True)
 
-        first, written = runs.first, [list(world.gpu(each).cells) for each in (RUNS, CRASHES)]
-        acts = Restarts(world, crashes)
+        first, written = runs.first, [list(cluster.gpu(each).cells) for each in (RUNS, CRASHES)]
+        acts = Restarts(cluster, crashes)
         for each in order:
             await getattr(acts, each)()
-            await world.run(between)
-            world.look()
-        world.kubelet.trust = Trust.TRUSTED
+            await cluster.run(between)
+            cluster.check_laws()
+        cluster.kubelet.trust = Trust.TRUSTED
         if "node" not in order:
-            kept = [world.gpu(each).cells for each in (RUNS, CRASHES)]
+            kept = [cluster.gpu(each).cells for each in (RUNS, CRASHES)]
             assert kept == written, "the bytes of a pod that runs, or is about to run again, are its own"
             assert first is not None
             assert first.alive
-            world.kubelet.ask_again(crashes)
+            cluster.kubelet.retry_pre_start(crashes)
 
-        everybody = (runs, starts, follows, crashes)
-        await world.until(lambda: all(tenant.running for tenant in everybody), within=200.0)
+        everything = (runs, starts, follows, crashes)
+        await cluster.until(lambda: all(tenant.running for tenant in everything), within=200.0)
         found = [
             str(event.fields.get("message"))
-            for event in world.vault.events
+            for event in cluster.ledger_store.events
             if event.name == "unauthorized.use.detected"
         ]
         assert found == []
 
-        for tenant in everybody:
-            world.write_all(tenant)
-            world.kubelet.delete(tenant)
-        await world.until(lambda: all(world.record(each).hygiene is Hygiene.CLEAN for each in range(4)), within=200.0)
-        assert all(not any(world.gpu(each).cells) for each in range(4))
+        for tenant in everything:
+            cluster.write_all(tenant)
+            cluster.kubelet.delete(tenant)
+        await cluster.until(
+            lambda: all(cluster.record(each).hygiene is Hygiene.CLEAN for each in range(4)), within=200.0
+        )
+        assert all(not any(cluster.gpu(each).cells) for each in range(4))
 
 
 @pytest.mark.parametrize(("between", "longest"), [(AT_ONCE, 3), (APART, 2)], ids=["detection", "apart"])

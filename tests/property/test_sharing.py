@@ -19,7 +19,7 @@ from scrubber.domain.policy import SharingMode
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.sharing import GrantedPod, SharingAction, decide_sharing
 from scrubber.domain.states import Health, Hygiene
-from tests.world.samples import DEVICE, NODE, NOW, certificate, record
+from tests.simulation.samples import DEVICE, NODE, NOW, certificate, record
 
 TENANTS = ("acme", "acme", "umbrella")
 KNOWN = st.sampled_from((True, True, True, False))
@@ -52,7 +52,7 @@ class SharedDevice(RuleBasedStateMachine):
     def begin(self, sharing: SharingMode) -> None:
         """The initial content of the device is unknown."""
         self.sharing = sharing
-        self.bytes_of = {"whoever was there before"}
+        self.bytes_of = {"an unknown earlier tenant"}
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class SharedDevice(RuleBasedStateMachine):
     def a_pod_comes(self, tenant: str, share: bool, known: bool) -> None:
         self.born += 1
         pod = Pod(tenant, f"pod-{self.born}", f"uid-{self.born}")
-        self._asks(Guest(pod, share=share), known=known)
+        self._requests_start(Guest(pod, share=share), known=known)
 
     @rule(choice=st.integers(0, 9), known=KNOWN)
     def a_container_restarts(self, choice: int, known: bool) -> None:
@@ -68,7 +68,7 @@ class SharedDevice(RuleBasedStateMachine):
         if living:
             guest = living[choice % len(living)]
             guest.state = PodState.OVER
-            self._asks(guest, known=known)
+            self._requests_start(guest, known=known)
 
     @rule(choice=st.integers(0, 9), leaves=st.sampled_from((False, False, True)))
     def a_pod_ends(self, choice: int, leaves: bool) -> None:
@@ -98,7 +98,7 @@ class SharedDevice(RuleBasedStateMachine):
             self.record = self.record.after_adoption(None)
 
     @rule(tenant=st.sampled_from(TENANTS))
-    def a_device_that_is_free_is_found_with_a_pod_that_nobody_announced(self, tenant: str) -> None:
+    def a_free_device_is_found_with_an_unannounced_pod(self, tenant: str) -> None:
         """No scrub removes its predecessor's bytes, so what it may find is not the service's responsibility."""
         if self._living() or self.record.hygiene is not Hygiene.DIRTY:
             return
@@ -106,11 +106,11 @@ class SharedDevice(RuleBasedStateMachine):
         pod = Pod(tenant, f"pod-{self.born}", f"uid-{self.born}")
         self.guests[pod] = Guest(pod, PodState.ALIVE)
         self.record = self.record.after_adoption(self._grant(pod, Basis.ADOPTED))
-        self.bytes_of |= {tenant, "whoever was there before"}
+        self.bytes_of |= {tenant, "an unknown earlier tenant"}
 
     # -- the engine's part -----------------------------------------------------------------------------------------
 
-    def _asks(self, guest: Guest, *, known: bool) -> None:
+    def _requests_start(self, guest: Guest, *, known: bool) -> None:
         standings = {grant.sequence: self.guests[grant.pod].state for grant in self.record.open_grants if grant.pod}
         others = [grant for grant in self.record.open_grants if grant.pod != guest.pod]
         if guest.share:
@@ -173,15 +173,15 @@ class SharedDevice(RuleBasedStateMachine):
         assert len({guest.pod.tenant for guest in self._living()}) <= 1
 
     @invariant()
-    def nobody_finds_another_tenants_bytes(self) -> None:
+    def no_tenant_finds_another_tenants_bytes(self) -> None:
         assert self.found_foreign == []
 
     @invariant()
-    def nothing_is_cleared_while_somebody_lives(self) -> None:
+    def nothing_is_cleared_beside_a_running_pod(self) -> None:
         assert self.cleared_beside == []
 
     @invariant()
-    def whoever_has_the_whole_of_it_is_alone(self) -> None:
+    def pod_with_the_whole_device_is_alone(self) -> None:
         living = self._living()
         assert len(living) <= 1 or all(guest.share for guest in living)
 

@@ -23,12 +23,12 @@ from scrubber.domain.handover_kind import Basis, HandOverKind, classify_hand_ove
 from scrubber.domain.policy import Enforcement, Policy, RequiredProof
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import ADVERTISED, Health, Hygiene
-from tests.world.kubelet import Tenant
-from tests.world.matter import Proc
-from tests.world.samples import POLICY, assignment, by_record, certificate, grant, record
-from tests.world.story import POLICIES
-from tests.world.timeline import in_virtual_time
-from tests.world.world import World
+from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.process_table import Proc
+from tests.simulation.samples import POLICY, assignment, by_record, certificate, grant, record
+from tests.simulation.scenario import POLICIES
+from tests.simulation.timeline import in_virtual_time
 
 # -- evaluation of a table ---------------------------------------------------------------------------------------------
 
@@ -86,8 +86,8 @@ class Table:
 
 KINDS = Table(
     {
-        "previous": ("known", "nobody-knows"),
-        "following": ("known", "nobody-knows"),
+        "previous": ("known", "unknown"),
+        "following": ("known", "unknown"),
         "uids": ("same", "different", "one-missing", "both-missing"),
         "tenant": ("same", "other"),
         "container": ("same", "another"),
@@ -96,10 +96,10 @@ KINDS = Table(
         "allocated": ("no", "yes"),
     },
     (
-        row("nobody knows whose bytes are on it", "unknown", previous="nobody-knows"),
-        row("nobody knows who is about to start", "unknown", following="nobody-knows"),
+        row("the writer of its bytes is unknown", "unknown", previous="unknown"),
+        row("the starting pod is unknown", "unknown", following="unknown"),
         row(
-            "the only container of the pod that has it starts again, and the kubelet gave it out to nobody since",
+            "the only container of its pod restarts, and the kubelet has not allocated the device since",
             "same-container",
             uids="same",
             container="same",
@@ -109,7 +109,7 @@ KINDS = Table(
         ),
         row("anything else within one pod, by its UID", "same-pod", uids="same"),
         row("another pod, or one that may be another, of the namespace", "same-tenant", tenant="same"),
-        row("whoever else it is", "other-tenant"),
+        row("any other pod", "other-tenant"),
     ),
     lambda case: case["uids"] == "same" and case["tenant"] == "other",
 )
@@ -185,7 +185,7 @@ RECORDS = Table(
         "policy": tuple(PROOFS),
         "named": ("yes", "no"),
         "mode": ("enforce", "observe"),
-        "history": ("watched", "not-watched", "nobody-knows-whom", "never-granted"),
+        "history": ("watched", "not-watched", "unknown-pod", "never-granted"),
     },
     (
         row(
@@ -196,7 +196,7 @@ RECORDS = Table(
             certificate="valid",
         ),
         row(
-            "whoever asks during a scrub waits for it, also where one only observes",
+            "a start during a scrub waits for it, under an observing policy as well",
             WAITS,
             mode="observe",
             hygiene="scrubbing",
@@ -213,14 +213,14 @@ RECORDS = Table(
             hygiene=("in-use", "dirty"),
             history="watched",
         ),
-        row("nothing else goes: observed", OBSERVED, mode="observe"),
+        row("every other start: observed", OBSERVED, mode="observe"),
         row("a certificate with any flaw proves nothing", SLOW, hygiene="clean", certificate=tuple(FLAWS)),
-        row("clean, and nothing says so", SLOW, hygiene="clean"),
+        row("clean without a certificate", SLOW, hygiene="clean"),
         row("a suspect device has no exceptions", SLOW, health="suspect"),
-        row("who is unknown has no exceptions", SLOW, kind="unknown"),
+        row("an unknown pod has no exceptions", SLOW, kind="unknown"),
         row("another tenant has no exceptions", SLOW, kind="other-tenant"),
-        row("nor has a device that others may have touched", SLOW, history=("not-watched", "nobody-knows-whom")),
-        row("nor one that was never granted", SLOW, history="never-granted"),
+        row("a device that others may have used has no exceptions", SLOW, history=("not-watched", "unknown-pod")),
+        row("a device that was never granted has no exceptions", SLOW, history="never-granted"),
         row("every other kind needs a certificate", SLOW),
     ),
     lambda case: (case["named"] == "yes") != (case["kind"] in NAMED[case["policy"]]),
@@ -231,7 +231,7 @@ def _record(case: Case) -> DeviceRecord:
     last = {
         "watched": grant(),
         "not-watched": grant(),
-        "nobody-knows-whom": grant(unknown=True),
+        "unknown-pod": grant(unknown=True),
         "never-granted": None,
     }[case["history"]]
     grants = 0 if last is None else last.sequence
@@ -274,13 +274,13 @@ def test_decision_for_a_record_matches_the_truth_table(rule: Row) -> None:
 
 # -- the path of a start -----------------------------------------------------------------------------------------------
 
-HELD, GHOST, SETTINGS, WARNING, FAULT, TOLD, UNREADABLE = (
+HELD, GHOST, SETTINGS, WARNING, FAULT, REPORTED_FAULT, UNREADABLE = (
     "held",
     "memory-not-at-its-level",
     "setting-off",
     "health-warning",
     "health-fault",
-    "health-fault-told",
+    "health-fault-reported",
     "unreadable",
 )
 
@@ -291,19 +291,19 @@ PATHS = Table(
         "named": ("yes", "no"),
         "mode": ("enforce", "observe"),
         "certificate": ("valid", "used-up", *(flaw for flaw in FLAWS if flaw != "used-up")),
-        "finding": ("nothing", HELD, GHOST, SETTINGS, WARNING, FAULT, TOLD, UNREADABLE),
+        "finding": ("nothing", HELD, GHOST, SETTINGS, WARNING, FAULT, REPORTED_FAULT, UNREADABLE),
         "earlier": ("over", "living", "leftover"),
     },
     (
         row(
-            "observing, a certificate counts as ever",
+            "observing, a certificate is valid as usual",
             CERTIFICATE,
             mode="observe",
             certificate="valid",
             finding=("nothing", WARNING),
         ),
         row(
-            "observing, the named exception is one if nothing is off",
+            "observing, the named exception applies if no check fails",
             EXCEPTION,
             mode="observe",
             named="yes",
@@ -312,7 +312,7 @@ PATHS = Table(
             earlier="over",
         ),
         row(
-            "observing, what the starting pod itself left is not asked about",
+            "observing, processes of the starting pod itself are no obstacle",
             EXCEPTION,
             mode="observe",
             named="yes",
@@ -321,7 +321,7 @@ PATHS = Table(
             finding="nothing",
         ),
         row(
-            "observing, what would go and has a setting off may be scrubbed first",
+            "observing, a start with a setting that is off may be scrubbed first",
             (SLOW, OBSERVED),
             mode="observe",
             certificate="valid",
@@ -337,7 +337,7 @@ PATHS = Table(
             earlier="over",
         ),
         row(
-            "observing, the named exception goes whoever else is there",
+            "observing, the named exception is granted despite other users",
             (EXCEPTION, OBSERVED),
             mode="observe",
             named="yes",
@@ -349,11 +349,11 @@ PATHS = Table(
             mode="observe",
             certificate=tuple(FLAWS.keys() - {"used-up"}),
         ),
-        row("observing, everything else goes and is said to be only observed", OBSERVED, mode="observe"),
-        row("a device that cannot be looked at is out of service", REFUSED, finding=UNREADABLE),
-        row("a fault that the driver told of takes it out of service", REFUSED, finding=TOLD),
+        row("observing, every other start is granted and marked as observed", OBSERVED, mode="observe"),
+        row("a device that cannot be read is out of service", REFUSED, finding=UNREADABLE),
+        row("a fault that the driver reported takes it out of service", REFUSED, finding=REPORTED_FAULT),
         row(
-            "what the starting pod itself left is not in the way of its named exception",
+            "processes of the starting pod itself do not block its named exception",
             EXCEPTION,
             named="yes",
             kind=("same-container", "same-pod"),
@@ -363,38 +363,49 @@ PATHS = Table(
         ),
         row("no leftover is proved while the kubelet cannot be read", WAITS, kind="unknown", earlier="leftover"),
         row(
-            "an earlier pod that lives is waited for",
+            "a start waits for an earlier pod that still runs",
             WAITS,
             kind=("same-tenant", "other-tenant", "unknown"),
             earlier="living",
         ),
-        row("what an earlier start of the pod left is waited for before a scrub", WAITS, named="no", earlier="living"),
-        row("also before one for a setting that is off", WAITS, earlier="living", finding=SETTINGS),
-        row("and before one for what the driver warns of", WAITS, earlier="living", finding=WARNING),
-        row("whoever holds it is waited for", WAITS, finding=HELD),
         row(
-            "memory that nobody explains is cured by a reset where each scrub has one",
+            "a start waits for processes of an earlier start of its pod before a scrub",
+            WAITS,
+            named="no",
+            earlier="living",
+        ),
+        row("a start waits before a scrub for a setting that is off", WAITS, earlier="living", finding=SETTINGS),
+        row("a start waits before a scrub for a driver warning", WAITS, earlier="living", finding=WARNING),
+        row("a start waits for any holder", WAITS, finding=HELD),
+        row(
+            "unexplained memory use is cleared by a reset where every scrub includes one",
             SLOW,
             finding=GHOST,
             policy="strict",
         ),
         row(
-            "memory that nobody explains takes it out of service, also before an exception, once it is no delay",
+            "unexplained memory use takes it out of service before an exception as well, once the delay is over",
             (WAITS, REFUSED),
             finding=GHOST,
             certificate="used-up",
             named="yes",
         ),
-        row("memory that nobody explains takes it out of service", REFUSED, finding=GHOST),
+        row("unexplained memory use takes it out of service", REFUSED, finding=GHOST),
         row("a fault that the checks find takes it out of service", REFUSED, finding=FAULT, certificate="valid"),
-        row("also before an exception", REFUSED, finding=FAULT, named="yes", earlier=("over", "living")),
-        row("a reset within the scrub takes a fault away that asks for one", SLOW, finding=FAULT, policy="strict"),
+        row(
+            "a fault that the checks find takes it out of service before an exception as well",
+            REFUSED,
+            finding=FAULT,
+            named="yes",
+            earlier=("over", "living"),
+        ),
+        row("a reset within the scrub clears a fault that requires one", SLOW, finding=FAULT, policy="strict"),
         row("a fault that the scrub finds takes it out of service", REFUSED, finding=FAULT),
-        row("settings are brought back", SLOW, finding=SETTINGS),
-        row("a leftover is ended", SLOW, earlier="leftover"),
-        row("certified since the last grant, whatever the driver warns of", CERTIFICATE, certificate="valid"),
+        row("settings are restored", SLOW, finding=SETTINGS),
+        row("a leftover is killed", SLOW, earlier="leftover"),
+        row("certified since the last grant, despite a driver warning", CERTIFICATE, certificate="valid"),
         row("a certificate with any flaw proves nothing", SLOW, certificate=tuple(FLAWS.keys() - {"used-up"})),
-        row("a device of which the driver warns has no exceptions", SLOW, finding=WARNING, named="yes"),
+        row("a device with a driver warning has no exceptions", SLOW, finding=WARNING, named="yes"),
         row("the policy's named exception", EXCEPTION, named="yes"),
         row("every other kind needs a certificate", SLOW),
     ),
@@ -422,7 +433,7 @@ def _sound(case: Case, path: str) -> None:
     if case["finding"] == WARNING and case["mode"] == "enforce":
         assert path != EXCEPTION, f"an exception although something is off: {case}"
     if case["kind"] in ("unknown", "other-tenant"):
-        assert path != EXCEPTION, f"an exception for whoever may see nothing of the last tenant: {case}"
+        assert path != EXCEPTION, f"an exception for a pod that must see nothing of the last tenant: {case}"
     if case["mode"] == "observe":
         assert path not in (WAITS, REFUSED), f"observing refuses nothing: {case}"
     if case["mode"] == "enforce":
@@ -441,47 +452,47 @@ class Stage:
     def __init__(self, case: Case) -> None:
         self._case = case
         policy = POLICIES[case["policy"]]
-        self.world = World(1, replace(policy, enforcement=Enforcement(case["mode"])))
+        self.cluster = SimulatedCluster(1, replace(policy, enforcement=Enforcement(case["mode"])))
         self._in_the_way: list[Proc] = []
 
     async def play(self) -> str:
         """Return the path that the start took; a pod that had to wait has started in the end."""
-        world, case = self.world, self._case
-        await world.start_service()
-        await world.until(world.settled)
+        cluster, case = self.cluster, self._case
+        await cluster.start_service()
+        await cluster.until(cluster.settled)
         starting = await self._until_the_start()
-        began, grants = world.clock.wall(), world.record().grant_sequence
+        began, grants = cluster.clock.wall(), cluster.record().grant_sequence
         starts = starting.starts
-        world.kubelet.ask_again(starting)
-        await world.run(IN_TIME)
+        cluster.kubelet.retry_pre_start(starting)
+        await cluster.run(IN_TIME)
         path = self._path(grants, began)
         if case["mode"] == "enforce":
             self._lift()
-            await world.until(lambda: starting.starts > starts, within=400.0)
-            await world.run(0.2)
+            await cluster.until(lambda: starting.starts > starts, within=400.0)
+            await cluster.run(0.2)
         return path
 
     def _path(self, grants: int, began: float) -> str:
-        last = self.world.record().last_grant
+        last = self.cluster.record().last_grant
         if last is None or last.sequence == grants:
-            return WAITS if self.world.record().advertised else REFUSED
+            return WAITS if self.cluster.record().advertised else REFUSED
         if self._case["finding"] not in (HELD, GHOST):  # after other use, the last user is unknown
             assert last.kind.value == self._case["kind"], "the case was not brought about"
         if last.basis is not Basis.CERTIFICATE:
             return OBSERVED if last.basis is Basis.OBSERVE_MODE else EXCEPTION
         assert last.certificate is not None
-        fast = self.world.vault.certificates[last.certificate]
+        fast = self.cluster.ledger_store.certificates[last.certificate]
         assert fast.rests_on is not None
-        return SLOW if self.world.vault.certificates[fast.rests_on].issued_at > began else CERTIFICATE
+        return SLOW if self.cluster.ledger_store.certificates[fast.rests_on].issued_at > began else CERTIFICATE
 
     async def _until_the_start(self) -> Tenant:
         """Set up everything except the start request."""
-        world, case = self.world, self._case
-        first = await world.admit("acme-space", "train-0", init=case["kind"] == "same-pod")
+        cluster, case = self.cluster, self._case
+        first = await cluster.admit("acme-space", "train-0", init=case["kind"] == "same-pod")
         assert first is not None
-        await world.until(lambda: first.running)
-        await world.run(6.0)  # its first process was sampled twice, and the grant is older than the settle time
-        world.write_all(first)
+        await cluster.until(lambda: first.running)
+        await cluster.run(6.0)  # its first process was sampled twice, and the grant is older than the settle time
+        cluster.write_all(first)
         same = case["kind"] in ("same-container", "same-pod")
         if case["certificate"] == "used-up":
             await self._just_after_a_look()
@@ -490,17 +501,17 @@ class Stage:
             starting = await self._after_a_scrub(first) if same else await self._after_a_release(first)
             await self._just_after_a_look()
         if case["kind"] == "unknown":
-            world.kubelet.trust = Trust.UNREADABLE
+            cluster.kubelet.trust = Trust.UNREADABLE
         await self._flaw()
         self._find()
         return starting
 
     async def _flaw(self) -> None:
         """Modify the certificate as the case requires, directly in the record."""
-        controller, flaw = self.world.controller(), self._case["certificate"]
+        controller, flaw = self.cluster.controller(), self._case["certificate"]
         issued = controller.state.record.certificate
         if flaw == "of-another-policy":
-            self.world.policy = replace(self.world.policy, digest="sha256:newer")
+            self.cluster.policy = replace(self.cluster.policy, digest="sha256:newer")
         elif flaw not in ("valid", "used-up"):
             assert issued is not None
             flawed: Certificate = replace(issued, **FLAWS[flaw])  # type: ignore[arg-type]
@@ -509,71 +520,71 @@ class Stage:
 
     async def _just_after_a_look(self) -> None:
         """Advance to a moment just after a health check."""
-        await self.world.run(5.0 - (self.world.clock.monotonic() - 0.4) % 5.0)
+        await self.cluster.run(5.0 - (self.cluster.clock.monotonic() - 0.4) % 5.0)
 
     def _ends(self, first: Tenant) -> Tenant:
         """End the container of the first pod, so that it or the next container is about to start."""
         assert first.first is not None
         assert first.worker is not None
         if self._case["earlier"] == "living":
-            child = self.world.matter.fork(first.first)
+            child = self.cluster.process_table.fork(first.first)
             child.holds.clear()
             self._in_the_way.append(child)
         first.worker.cancel()
-        self.world.kubelet.exit(first, again=self._case["kind"] == "same-container")
+        self.cluster.kubelet.exit(first, again=self._case["kind"] == "same-container")
         return first
 
     async def _after_a_scrub(self, first: Tenant) -> Tenant:
         """Make an earlier call start a scrub of the device, and cancel that call before the scrub ends."""
-        world = self.world
+        cluster = self.cluster
         self._ends(first)
-        await world.run(0.0)
-        world.gpu().settings["compute-mode"] = "exclusive"
-        policy, world.policy = world.policy, replace(world.policy, enforcement=Enforcement.ENFORCE)
-        world.kubelet.ask_again(first)
-        await world.until(lambda: bool(world.erasers.running), within=20.0)
+        await cluster.run(0.0)
+        cluster.gpu().settings["compute-mode"] = "exclusive"
+        policy, cluster.policy = cluster.policy, replace(cluster.policy, enforcement=Enforcement.ENFORCE)
+        cluster.kubelet.retry_pre_start(first)
+        await cluster.until(lambda: bool(cluster.erasers.running), within=20.0)
         assert first.worker is not None
         first.worker.cancel()
-        await world.until(world.settled)
-        world.policy = policy
+        await cluster.until(cluster.settled)
+        cluster.policy = policy
         return first
 
     async def _follower(self, first: Tenant) -> Tenant:
         """Give the device to another pod at the moment the kubelet removes the first."""
-        world, case = self.world, self._case
+        cluster, case = self.cluster, self._case
         assert first.first is not None
         if case["earlier"] == "leftover":
-            self._in_the_way.append(world.matter.fork(first.first))
+            self._in_the_way.append(cluster.process_table.fork(first.first))
         if case["kind"] == "unknown":
-            world.kubelet.trust = Trust.UNREADABLE
+            cluster.kubelet.trust = Trust.UNREADABLE
         if case["earlier"] == "living":
-            world.kubelet.force_delete(first, lives_on=1000.0)
+            cluster.kubelet.force_delete(first, lives_on=1000.0)
             self._in_the_way.append(first.first)
             assert first.sandbox is not None
             self._in_the_way.append(first.sandbox)
         else:
-            world.kubelet.delete(first)
+            cluster.kubelet.delete(first)
         return await self._admitted()
 
     async def _after_a_release(self, first: Tenant) -> Tenant:
-        self.world.kubelet.delete(first)
-        await self.world.run(1.0)
-        await self.world.until(lambda: self.world.record().hygiene is Hygiene.CLEAN)
+        self.cluster.kubelet.delete(first)
+        await self.cluster.run(1.0)
+        await self.cluster.until(lambda: self.cluster.record().hygiene is Hygiene.CLEAN)
         return await self._admitted()
 
     async def _admitted(self) -> Tenant:
         space = "acme-space" if self._case["kind"] == "same-tenant" else "umbrella-space"
-        tenant = await self.world.admit(space, "serve-0", starts=False)
+        tenant = await self.cluster.admit(space, "serve-0", starts=False)
         assert tenant is not None
         return tenant
 
     def _find(self) -> None:
         """Introduce the finding of the case."""
-        world, gpu = self.world, self.world.gpu()
+        cluster, gpu = self.cluster, self.cluster.gpu()
         match self._case["finding"]:
             case "held":
-                host = world.matter.start(None, "", "host")
-                world.matter.open(host, gpu.id)
+                host = cluster.process_table.start(None, "", "host")
+                cluster.process_table.open(host, gpu.id)
                 self._in_the_way.append(host)
             case "memory-not-at-its-level":
                 gpu.ghost = True
@@ -583,20 +594,20 @@ class Stage:
                 gpu.celsius = 120
             case "health-fault":
                 gpu.xids[95] = 1
-            case "health-fault-told":
+            case "health-fault-reported":
                 gpu.xids[95] = 1
-                world.signal(0)
+                cluster.signal(0)
             case "unreadable":
-                world.unreadable.add(gpu.id)
+                cluster.unreadable.add(gpu.id)
 
     def _lift(self) -> None:
         """Remove every obstacle, except those that the service has to repair itself: a ghost holder and a fault."""
-        world = self.world
-        world.unreadable.clear()
-        world.gpu().celsius = 40
-        world.kubelet.trust = Trust.TRUSTED
+        cluster = self.cluster
+        cluster.unreadable.clear()
+        cluster.gpu().celsius = 40
+        cluster.kubelet.trust = Trust.TRUSTED
         for proc in self._in_the_way:
-            world.matter.end(proc)
+            cluster.process_table.end(proc)
 
 
 def _play(case: Case) -> None:
@@ -605,10 +616,10 @@ def _play(case: Case) -> None:
         stage = Stage(case)
         try:
             path = await stage.play()
-            stage.world.look()
-            breaches = stage.world.laws.breaches
+            stage.cluster.check_laws()
+            breaches = stage.cluster.laws.breaches
         finally:
-            await stage.world.end()
+            await stage.cluster.end()
         if case["mode"] == "observe":
             breaches = [each for each in breaches if "signalled" in each]
         assert breaches == [], case

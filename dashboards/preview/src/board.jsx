@@ -9,7 +9,7 @@ const GAP = 8;
 const EDGE = 16;
 const HEADER = 92;
 
-/** All panels in reading order; those of a collapsed row come out of it and push down what is below. */
+/** All panels in reading order; those of a collapsed row are expanded, and panels below move down. */
 export function panelsOf(board) {
   return board.panels.flatMap((panel) => (panel.type === 'row' ? [panel, ...(panel.panels ?? [])] : [panel]));
 }

@@ -1,5 +1,5 @@
-// Units, thresholds, mappings, colours and overrides as the board says. Grafana's application registers the options of
-// each panel type; here a registry is made of the options that the board uses.
+// Units, thresholds, mappings, colours and overrides of the dashboard. Grafana's application registers the options of
+// each panel type; here the registry contains the options that the dashboard uses.
 import { FieldConfigOptionsRegistry, applyFieldOverrides, cacheFieldDisplayNames } from '@grafana/data';
 
 const STANDARD = [
@@ -47,7 +47,7 @@ function registryFor({ defaults, overrides }) {
   return new FieldConfigOptionsRegistry(() => options);
 }
 
-/** Frames with what the panel's fieldConfig says put into each field; `fallback` is what its type begins with. */
+/** Frames with the panel's fieldConfig applied to each field; `fallback` contains the defaults of the panel type. */
 export function configured({ panel, frames, theme, replace, fallback = {} }) {
   const own = panel.fieldConfig?.defaults ?? {};
   const source = {

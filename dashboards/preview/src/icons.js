@@ -1,4 +1,4 @@
-// Grafana's icons are files that it fetches from its server. There is none: they come with the bundle.
+// Grafana fetches its icons as files from its server. There is none here, so they are part of the bundle.
 import angleDown from '../node_modules/@grafana/ui/dist/public/img/icons/unicons/angle-down.svg';
 import apps from '../node_modules/@grafana/ui/dist/public/img/icons/unicons/apps.svg';
 import arrowDown from '../node_modules/@grafana/ui/dist/public/img/icons/unicons/arrow-down.svg';

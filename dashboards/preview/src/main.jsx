@@ -1,5 +1,5 @@
-// Draws window.preview = {board, recorded, width} and says in window.previewState when it stands still: "done", or
-// "failed: …". A panel that cannot be drawn as the board says fails the whole page.
+// Draws window.preview = {board, recorded, width} and sets window.previewState when the page is complete: "done", or
+// "failed: …". A panel that cannot be drawn as defined fails the whole page.
 import '@fontsource/inter/latin-400.css';
 import '@fontsource/inter/latin-500.css';
 import '@fontsource/inter/latin-600.css';

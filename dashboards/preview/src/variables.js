@@ -1,4 +1,4 @@
-// What stands for $name in titles and legends. Queries were recorded with their variables put in.
+// Replaces $name in titles and legends. Queries were recorded with their variables replaced.
 
 const REFERENCE = /\$(\w+)|\$\{(\w+)(?::\w+)?\}|\[\[(\w+)\]\]/g;
 

@@ -83,7 +83,7 @@ class CgroupContainers:
         try:
             return self._pod_uid_of_process(pid)
         except ResourceShortage as short:  # the caller checks a device, which is not at fault
-            raise Unavailable(f"{short} It is tried again.") from short
+            raise Unavailable(f"{short} It is retried.") from short
 
     def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
         try:
@@ -138,8 +138,8 @@ class CgroupContainers:
                 return snapshot
             await asyncio.sleep(_PAUSE)
         raise Unreadable(
-            f"The cgroup of pod {uid} holds processes that cannot be found in {self._proc.root}: "
-            "run the service in the node's PID namespace, as root."
+            f"The cgroup of pod {uid} contains processes that are not in {self._proc.root}: run the service "
+            "in the node's PID namespace, as root."
         )
 
     async def run_in_thread(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -216,7 +216,9 @@ class CgroupContainers:
         stat = self._proc.stat(os.getpid())
         text = self._proc.cgroup(stat) if stat is not None else None
         if text is None or any(tree.pod_uid_in(cgroup_paths(text)) == uid for tree in self._trees):
-            raise Unreadable(f"Pod {uid} is not ended unread: the service itself may be in it.")
+            raise Unreadable(
+                f"The unreadable processes of pod {uid} are not killed: the service itself may be in that pod."
+            )
 
     # --- reading, in a reader thread ---
 
@@ -270,7 +272,7 @@ class CgroupContainers:
             if text is not None and mentions_pod(text, uid):
                 raise Unreadable(
                     f"Process {pid} belongs to pod {uid}, but there is no pod below {tree.hierarchy.root}: "
-                    "name the cgroup hierarchy that the kubelet uses."
+                    "pass the cgroup hierarchy that the kubelet uses."
                 )
 
     def _container_locations(self, uid: str, container: str) -> list[CgroupLocation]:
@@ -345,5 +347,7 @@ def _without_duplicates(processes: Iterable[Process]) -> tuple[Process, ...]:
 
 def _require_uid(pod: Pod) -> str:
     if pod.uid is None or not is_valid_uid(pod.uid):
-        raise Unreadable(f"The processes of pod {pod.namespace}/{pod.name} cannot be told: its UID is {pod.uid!r}.")
+        raise Unreadable(
+            f"The processes of pod {pod.namespace}/{pod.name} cannot be determined: its UID is {pod.uid!r}."
+        )
     return pod.uid

@@ -95,8 +95,8 @@ class MarkerContainers:
 
     def not_covered(self) -> tuple[str, ...]:
         return (
-            f"processes of other users than uid {self._uid}: containers are told apart by an environment marker",
-            "processes that were given an environment without that marker, or that fork faster than a look at all takes",
+            f"processes of users other than uid {self._uid}: containers are identified by an environment marker",
+            "processes that were started without that marker in their environment, or that fork too fast to be read",
         )
 
     # --- used by the termination of a pod (terminate.PodProcessControl) ---
@@ -161,7 +161,7 @@ class MarkerContainers:
         """Return which of ``stats`` are in a pod, and in which; waits for processes that are in an exec."""
         loop = asyncio.get_running_loop()
         found: list[tuple[ProcessIdentity, Membership]] = []
-        waiting, waited, looked = tuple(stats), 0.0, loop.time()
+        waiting, waited, last_check = tuple(stats), 0.0, loop.time()
         while waiting:
             settled, waiting = await self._reader_threads(self._classify, waiting, waited)
             found += settled
@@ -169,7 +169,7 @@ class MarkerContainers:
                 await asyncio.sleep(_PAUSE)
             # Time during which nothing was inspected proves nothing about a process.
             now = loop.time()
-            waited, looked = waited + min(now - looked, _MAX_STEP), now
+            waited, last_check = waited + min(now - last_check, _MAX_STEP), now
         return found
 
     def _classify(
@@ -216,5 +216,5 @@ class MarkerContainers:
 
 def _require_uid(pod: Pod) -> str:
     if not pod.uid:
-        raise Unreadable(f"The processes of pod {pod.namespace}/{pod.name} cannot be told: its UID is not known.")
+        raise Unreadable(f"The processes of pod {pod.namespace}/{pod.name} cannot be determined: its UID is unknown.")
     return pod.uid

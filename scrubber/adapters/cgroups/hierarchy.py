@@ -61,8 +61,8 @@ def hierarchy_of(root: Path, mountinfo: bytes) -> Hierarchy:
     mount = max(enumerate(around), key=lambda item: (len(item[1].point.parts), item[0]), default=(0, None))[1]
     if mount is None or mount.file_system not in ("cgroup", "cgroup2"):
         raise InvalidConfiguration(
-            f"{root} is not in a cgroup hierarchy: name a directory below /sys/fs/cgroup, "
-            "or tell containers apart by their environment markers."
+            f"{root} is not in a cgroup hierarchy: pass a directory below /sys/fs/cgroup, or identify "
+            "containers by their environment markers."
         )
     below = mount.source / root.relative_to(mount.point)
     return _hierarchy(root, mount, below)
@@ -83,8 +83,8 @@ def sibling_hierarchies(hierarchy: Hierarchy, mountinfo: bytes) -> tuple[Hierarc
             continue
         root = mount.point / below.relative_to(mount.source)
         other = _hierarchy(root, mount, below)
-        wanted = other.version == 2 or not other.controllers.isdisjoint(_POD_CONTROLLERS)
-        if wanted and other.controllers not in found and root.is_dir():
+        tracks_pods = other.version == 2 or not other.controllers.isdisjoint(_POD_CONTROLLERS)
+        if tracks_pods and other.controllers not in found and root.is_dir():
             found[other.controllers] = other
     return tuple(found.values())[1:]
 

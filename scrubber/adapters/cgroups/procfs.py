@@ -69,11 +69,11 @@ class ProcFs:
         """
         data = self._read(f"{stat.pid}/cgroup")
         if data and (stat.is_dead or not _is_all_of_v2(data)):
-            said = self._read_from_live_thread(stat, "cgroup")
+            text = self._read_from_live_thread(stat, "cgroup")
             # For an exiting thread v2 reports its last cgroup; v1 reports "/", which would mean it is in no pod.
-            if said is None and not _is_all_of_v2(data) and not self._is_ending(stat.pid):
-                raise Unreadable(f"The threads of process {stat.pid} come and go too fast to be asked for its cgroup.")
-            data = said or data
+            if text is None and not _is_all_of_v2(data) and not self._is_ending(stat.pid):
+                raise Unreadable(f"The threads of process {stat.pid} start and exit too fast to read its cgroup.")
+            data = text or data
         return data or None
 
     def environ(self, stat: ProcStat) -> bytes | None:

@@ -52,7 +52,7 @@ class ReaderThreads:
 
     def _running_executor(self) -> ThreadPoolExecutor:
         if self._closed:
-            raise Unavailable("No process is looked at any more: the service is stopping.")
+            raise Unavailable("Processes are no longer inspected: the service is stopping.")
         if self._executor is None:
             self._executor = self._start_executor()
         return self._executor
@@ -67,7 +67,7 @@ class ReaderThreads:
             together.abort()
             executor.shutdown(wait=False, cancel_futures=True)
             raise Unreadable(
-                "Processes cannot be looked at: no thread can be started, so the node has too many processes or too "
-                "little memory. It is tried again."
+                "Processes cannot be inspected: no thread can be started, so the node has too many processes "
+                "or too little memory. This is retried."
             ) from exc
         return executor

@@ -44,11 +44,11 @@ def parse_systemd_unit(cgroups: bytes, init_cgroups: bytes) -> str | None:
             cgroup namespace of the reader: a service in a container sees ``/../../..`` in front of every path.
     """
     try:
-        theirs, tops = cgroup_paths(cgroups), cgroup_paths(init_cgroups)
+        init_paths, tops = cgroup_paths(cgroups), cgroup_paths(init_cgroups)
     except Unreadable:
         return None
     units = {
-        _unit(theirs.get(each, ""), tops[each].removesuffix(_INIT))
+        _unit(init_paths.get(each, ""), tops[each].removesuffix(_INIT))
         for each in _SYSTEMD_HIERARCHIES
         if tops.get(each, "").endswith(_INIT)
     }

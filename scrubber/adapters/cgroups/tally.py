@@ -35,8 +35,8 @@ class TooManyProcesses(Unreadable):
 def too_many_processes(uid: str, max_processes: int) -> TooManyProcesses:
     """Return the error for refusing to list pod ``uid``."""
     return TooManyProcesses(
-        f"There are more than {max_processes} processes in pod {uid}: they are not listed one by one, and the pod counts as "
-        "living. Limit them with the kubelet's podPidsLimit."
+        f"Pod {uid} has more than {max_processes} processes: they are not listed individually, and the pod "
+        "counts as running. Limit them with the kubelet's podPidsLimit."
     )
 
 
@@ -85,8 +85,9 @@ class CgroupTally:
             pids = self._proc.pids()
             if len(pids) > _MAX_NODE_PROCESSES:
                 raise TooManyProcesses(
-                    f"Pod {self._uid} has more cgroups than can be visited, and the node more than {_MAX_NODE_PROCESSES} "
-                    "processes: which of them are the pod's cannot be told, and it counts as living."
+                    f"Pod {self._uid} has more cgroups than can be visited, and the node has more than "
+                    f"{_MAX_NODE_PROCESSES} processes: the pod's processes cannot be determined, and it "
+                    "counts as running."
                 )
             stats = (stat for pid in pids if (stat := self._proc.stat_if_alive(pid)) is not None)
             self._all_processes = [(stat, text) for stat in stats if (text := self._proc.cgroup(stat)) is not None]

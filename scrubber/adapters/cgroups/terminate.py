@@ -240,7 +240,7 @@ def _open_pidfd(pid: int) -> int | None:
     except OSError as exc:
         if exc.errno in (errno.EMFILE, errno.ENFILE):
             raise Unreadable(
-                "The service has too many files open to end a leftover: raise its limit (ulimit -n)."
+                "The service has too many open files to kill a leftover process: raise its limit (ulimit -n)."
             ) from exc
         raise
 

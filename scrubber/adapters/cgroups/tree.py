@@ -102,12 +102,12 @@ class CgroupTree:
             TooManyProcesses: There are more processes than ``tally`` allows to be inspected.
         """
         found: list[Process] = []
-        lost = threaded = asked = False
+        lost = threaded = by_process = False
         visited = 0
         for directory in walk_cgroups(cgroup) if recursive else (cgroup,):
             visited += 1
             if recursive and not tally.count_cgroup():
-                found, lost, asked = self._members_by_process(cgroup, container, tally), False, True
+                found, lost, by_process = self._members_by_process(cgroup, container, tally), False, True
                 break
             pids = read_cgroup_procs(directory, tally.count_processes)
             threaded = threaded or (pids is None and directory == cgroup)
@@ -127,7 +127,7 @@ class CgroupTree:
             return found
         if lost or (recursive and self.version == 2 and is_populated(cgroup)):
             return None
-        if self.version == 1 and visited > 1 and not asked:
+        if self.version == 1 and visited > 1 and not by_process:
             return self._members_by_process(cgroup, container, tally)
         return found
 
@@ -251,7 +251,8 @@ def read_cgroup_procs(cgroup: Path, count: Callable[[Sequence[int]], None] = lam
             part = [number_in(line) for line in lines]
             if 0 in part:
                 raise Unreadable(
-                    f"{cgroup} holds processes of another PID namespace: run the service in the node's own."
+                    f"{cgroup} contains processes of another PID namespace: run the service in the node's PID "
+                    "namespace."
                 )
             count(part)
             pids += part

@@ -104,7 +104,7 @@ class ChildSocket:
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         if self._closed:
-            raise ChildDied(f"{self._child_name} was ended.")
+            raise ChildDied(f"{self._child_name} was killed.")
         self._users += 1
         try:
             yield
@@ -132,7 +132,7 @@ class ChildSocket:
             del self._buffer[:length]
             return unpack(body)
         except MalformedMessage as error:
-            raise ChildDied(f"{self._child_name} makes no sense: {error}") from error
+            raise ChildDied(f"{self._child_name} sent a malformed message: {error}") from error
 
     async def _read(self) -> bytes:
         """Read at least one byte, and the descriptors sent with it, which the event loop's own functions would drop."""

@@ -64,7 +64,7 @@ class CheckTally:
 
     def __init__(self, name: str, unit: str, clock: Callable[[], float]) -> None:
         if name not in CHECK_NAMES or unit not in _UNITS:
-            raise ValueError(f"no check is called {name!r}, or it does not count {unit!r}")
+            raise ValueError(f"{name!r} is not a check, or {unit!r} is not a unit")
         self._clock = clock
         self.name = name
         self.unit = unit
@@ -98,7 +98,7 @@ def parse_checks(answer: Message) -> tuple[DiagnosticCheck, ...]:
     """
     rows = answer.get("checks")
     if not isinstance(rows, list) or [_name(row) for row in rows] != list(CHECK_NAMES):
-        raise Unreadable("The diagnostic's report makes no sense: it does not hold each check once.")
+        raise Unreadable("The diagnostic's report is invalid: it does not contain each check once.")
     return tuple(_check(row) for row in rows)
 
 
@@ -110,7 +110,7 @@ def _check(row: Message) -> DiagnosticCheck:
     name, unit = str(row["name"]), row.get("unit")
     errors, done, seconds = (_number(row, key) for key in ("errors", "done", "seconds"))
     if unit not in _UNITS or errors != int(errors) or done <= 0 or seconds <= 0:
-        raise Unreadable(f"The diagnostic's report makes no sense: {name} did {done:g} {unit} in {seconds:g} s.")
+        raise Unreadable(f"The diagnostic's report is invalid: {name} did {done:g} {unit} in {seconds:g} s.")
     return DiagnosticCheck(
         name, int(errors), {str(unit): done, "seconds": seconds, f"{unit}_per_second": done / seconds}
     )
@@ -119,5 +119,5 @@ def _check(row: Message) -> DiagnosticCheck:
 def _number(row: Message, key: str) -> float:
     value = row.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise Unreadable(f"The diagnostic's report makes no sense: {key!r} is {value!r}.")
+        raise Unreadable(f"The diagnostic's report is invalid: {key!r} is {value!r}.")
     return value

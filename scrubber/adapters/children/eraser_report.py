@@ -39,7 +39,7 @@ async def wait_for_report(
     while "phase" in (message := await _next_message(child, silence_timeout)):
         phase = message["phase"]
         if not isinstance(phase, str):
-            raise Unreadable("The eraser's progress makes no sense.")
+            raise Unreadable("The eraser's progress report is invalid.")
         progress(
             EraseProgress(phase, parse_byte_count(message, "done_bytes"), parse_byte_count(message, "total_bytes"))
         )
@@ -51,7 +51,7 @@ async def _next_message(child: Child, silence: float) -> Message:
         return await child.receive_within(silence)
     except TimeoutError as error:
         raise DriverTimeout(
-            f"Process {child.pid} has not said for {silence:g} s how far it is; it was killed."
+            f"Process {child.pid} has not reported its progress for {silence:g} s; it was killed."
         ) from error
 
 
@@ -63,7 +63,7 @@ def parse_byte_count(message: Message, key: str) -> int:
     """
     value = message.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise Unreadable(f"The eraser's report makes no sense: {key!r} is {value!r}.")
+        raise Unreadable(f"The eraser's report is invalid: {key!r} is {value!r}.")
     return value
 
 
@@ -75,8 +75,8 @@ def parse_seconds_by_phase(message: Message) -> tuple[tuple[str, float], ...]:
     """
     rows = message.get("seconds_by_phase")
     if not isinstance(rows, list):
-        raise Unreadable("The eraser's report makes no sense.")
+        raise Unreadable("The eraser's report is invalid: it has no list of seconds by phase.")
     try:
         return tuple((str(phase), float(duration)) for phase, duration in rows)
     except (TypeError, ValueError) as error:
-        raise Unreadable("The eraser's report makes no sense.") from error
+        raise Unreadable("The eraser's report is invalid: its seconds by phase are malformed.") from error

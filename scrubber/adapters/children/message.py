@@ -43,7 +43,7 @@ def body_length(header: bytes) -> int:
     """
     length = int.from_bytes(header, "big")
     if length > MAX_BODY_SIZE:
-        raise MalformedMessage(f"A message announces {length} bytes; {MAX_BODY_SIZE} is the limit.")
+        raise MalformedMessage(f"A message announces {length} bytes; the limit is {MAX_BODY_SIZE}.")
     return length
 
 

@@ -109,18 +109,18 @@ class Children:
             ChildNotStarted: It could not be started, or was not ready within ``start_timeout``.
         """
         try:
-            ours, theirs = socket.socketpair()
+            ours, child_end = socket.socketpair()
         except OSError as error:
             raise _not_started(module, error) from error
         try:
             process = await asyncio.create_subprocess_exec(
                 interpreter,
-                *("-s", "-P", "-m", module, str(theirs.fileno()), str(os.getpid()), str(nice), *arguments),
+                *("-s", "-P", "-m", module, str(child_end.fileno()), str(os.getpid()), str(nice), *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 cwd="/",
                 env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": _package_root(), **(environment or {})},
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(child_end.fileno(),),
                 start_new_session=True,
             )
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread left to wait for the child's exit
@@ -130,7 +130,7 @@ class Children:
             ours.close()
             raise
         finally:
-            theirs.close()
+            child_end.close()
         try:
             pidfd: int | None = os.pidfd_open(process.pid)
         except ProcessLookupError:  # it has exited and was reaped by the event loop
@@ -157,11 +157,11 @@ class Children:
         except TimeoutError as error:
             await child.kill()
             raise ChildNotStarted(
-                f"A child ({module}) was not ready within {self.start_timeout:g} s; the node is overloaded."
+                f"A child process ({module}) was not ready within {self.start_timeout:g} s; the node is overloaded."
             ) from error
         except ChildDied as died:
             await child.kill()
-            raise ChildNotStarted(f"A child ({module}) ended before it was ready: {died}") from died
+            raise ChildNotStarted(f"A child process ({module}) exited before it was ready: {died}") from died
         except BaseException:  # cancelled: no caller waits
             child.start_kill()
             raise
@@ -342,7 +342,7 @@ async def wait_for_exit(pidfd: int) -> None:
 
 def _not_started(module: str, error: Exception) -> ChildNotStarted:
     return ChildNotStarted(
-        f"A child ({module}) cannot be started: {error}. The node is short of something; this is retried."
+        f"A child process ({module}) cannot be started: {error}. The node is short of a resource; this is retried."
     )
 
 

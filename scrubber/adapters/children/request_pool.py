@@ -54,7 +54,7 @@ def parse_answer(message: Message) -> Message:
     code, reason = message.get("fault"), message.get("message")
     if isinstance(code, str) and isinstance(reason, str):
         raise FAULT_TYPES.get(code, Unreadable)(reason)
-    raise Unreadable("A child answered with neither an answer nor a fault.")
+    raise Unreadable("A child process replied with neither a result nor a fault.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,16 +182,16 @@ class RequestPool:
         try:
             lines = (self._shared, *(self._probes[each] for each in sorted(held & self._probes.keys())))
             # A child that was ever the shared one has queried all devices, regardless of why it hung or died.
-            asked = [child for child, device in self._live_children.items() if device is None or device in held]
+            to_suspend = [child for child, device in self._live_children.items() if device is None or device in held]
             in_line = {line.child for line in lines}
-            for child in asked:
+            for child in to_suspend:
                 if child not in in_line:  # first, because requests in a queue wait for the end of its child
                     await _ensure_exited(child, held)
             for line in lines:
                 async with line.lock:
                     child_of_line, line.child = line.child, None
                     await _ensure_exited(child_of_line, held)
-            for child in asked:  # some have left their queue in the meantime
+            for child in to_suspend:  # some have left their queue in the meantime
                 await _ensure_exited(child, held)
             yield
         finally:
@@ -231,7 +231,7 @@ class RequestPool:
         finally:
             line.worker = None
             if question is not None:
-                question.fail(Unavailable("The question was given up: the service is stopping."))
+                question.fail(Unavailable("The request was abandoned: the service is stopping."))
             for pending in line.drain():
                 if self._closed:
                     pending.fail(Unavailable("The service is stopping."))
@@ -261,10 +261,12 @@ class RequestPool:
             question.fail(pressure)
             return
         except ChildDied as died:
-            question.fail(self._unanswerable(f"Two children in a row could not answer for {question.device}: {died}"))
+            question.fail(
+                self._unanswerable(f"Two child processes in a row gave no valid answer for {question.device}: {died}")
+            )
             return
         except MalformedMessage as error:
-            question.fail(self._unanswerable(f"The question about {question.device} cannot be asked: {error}"))
+            question.fail(self._unanswerable(f"The request about {question.device} cannot be sent: {error}"))
             return
         try:
             answer = parse_answer(message)
@@ -318,8 +320,9 @@ class RequestPool:
         line.drop_child()
         question.fail(
             self._error_type(
-                f"A child ({self._module}) did not answer within {question.deadline:g} s and was killed. That is no "
-                f"fault of {question.device}, about which it was asked; it is asked again."
+                f"A child process ({self._module}) did not answer within {question.deadline:g} s and was "
+                f"killed. This is not a fault of {question.device}, which the request was about; the request "
+                "is retried."
             )
         )
 
@@ -328,8 +331,8 @@ class RequestPool:
         hung = line.child
         line.drop_child()
         stuck = DriverTimeout(
-            f"The driver did not answer about {question.device} within {question.deadline:g} s; "
-            "the child that asked was killed, and no other device waits for it."
+            f"The driver did not answer about {question.device} within {question.deadline:g} s; the child "
+            "process that queried it was killed, and no other device waits for it."
         )
         question.fail(stuck)
         probe = self._probes.setdefault(question.device, _ChildQueue(question.device))
@@ -349,7 +352,7 @@ async def _ensure_exited(child: Child | None, held: frozenset[str]) -> None:
 
 
 def _suspended_error(device: str) -> ResetInProgress:
-    return ResetInProgress(f"The driver is not asked about {device} now: it is being reset.")
+    return ResetInProgress(f"The driver is not queried about {device} now: the device is being reset.")
 
 
 async def _has_exited(hung: Child, seconds: float) -> bool:
@@ -360,10 +363,12 @@ async def _has_exited(hung: Child, seconds: float) -> bool:
 def _unkillable_error(blames: type[ScrubberError], device: str, hung: Child) -> ScrubberError:
     if not issubclass(blames, DeviceFault):
         return blames(
-            f"Nobody is asked about {device}: process {hung.pid} ({hung.module}), which was asked before, has not "
-            "returned from the kernel and cannot be ended. If it stays, reboot the node."
+            f"No request about {device} is sent: process {hung.pid} ({hung.module}), which received an "
+            "earlier one, has not returned from the kernel and cannot be killed. If this persists, reboot "
+            "the node."
         )
     return blames(
-        f"The driver is not asked about {device}: process {hung.pid}, which asked it before, has not returned from the "
-        "driver and cannot be ended. It is asked again once that process is gone; if it stays, reboot the node."
+        f"The driver is not queried about {device}: process {hung.pid}, which queried it before, has not "
+        "returned from the driver and cannot be killed. Queries resume once that process is gone; if this "
+        "persists, reboot the node."
     )

@@ -112,24 +112,26 @@ class Zygote:
 
     async def _fork(self, program: str, device: str | None, environment: Mapping[str, str]) -> Child:
         try:
-            ours, theirs = socket.socketpair()
+            ours, child_end = socket.socketpair()
         except OSError as error:
-            raise ChildNotStarted(f"A child ({program}) cannot be started: {error}.") from error
+            raise ChildNotStarted(f"A child process ({program}) cannot be started: {error}.") from error
         try:
             async with self._lock:
-                pid, handles = await self._request({"program": program, "environment": environment}, (theirs.fileno(),))
+                pid, handles = await self._request(
+                    {"program": program, "environment": environment}, (child_end.fileno(),)
+                )
                 process = self._process
             if len(handles) != 1:
                 _close_all(handles)
                 raise ChildNotStarted(
-                    f"A child ({program}) was forked and its handle was lost, so it was let go: this process has too "
-                    "many files open. This is retried."
+                    f"A child process ({program}) was forked and abandoned, because its pidfd could not be "
+                    "received: this process has too many open files. This is retried."
                 )
         except BaseException:
             ours.close()
             raise
         finally:
-            theirs.close()
+            child_end.close()
         child = Child(self._children, pid, handles[0], wait_for_exit(handles[0]), ours, program, device)
         if process is not None:
             self._forked_by[child] = process
@@ -145,7 +147,7 @@ class Zygote:
                     await process.send(message, descriptors)
                     pid = parse_answer(await process.receive()).get("pid")
                 if not isinstance(pid, int) or pid <= 0:
-                    raise ChildDied(f"it calls {pid!r} a PID")
+                    raise ChildDied(f"it returned the invalid PID {pid!r}")
                 return pid, process.take_descriptors()
             except ChildDied as died:
                 self._drop()
@@ -154,14 +156,15 @@ class Zygote:
             except TimeoutError as error:
                 self._drop()
                 raise ChildNotStarted(
-                    f"The zygote ({self._module}) did not answer within {self._children.start_timeout:g} s; it was killed."
+                    f"The zygote ({self._module}) did not answer within {self._children.start_timeout:g} s; "
+                    "it was killed."
                 ) from error
             except ScrubberError:  # the zygote reports why it cannot fork; its other children continue
                 raise
             except BaseException:  # the next answer would be the one to this request
                 self._drop()
                 raise
-        raise AssertionError("the last round returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     async def _running_process(self) -> Child:
         if self._process is None and not self._closed:
@@ -170,7 +173,7 @@ class Zygote:
             )
         if self._process is None or self._closed:
             self._drop()
-            raise ChildNotStarted(f"No zygote ({self._module}) is started any more: the service is stopping.")
+            raise ChildNotStarted(f"The zygote ({self._module}) is not started: the service is stopping.")
         return self._process
 
     def _drop(self) -> None:

@@ -88,19 +88,19 @@ def _fork(
     link: ZygoteSocket, message: Message, descriptors: Sequence[int], programs: Mapping[str, Program]
 ) -> Callable[[], None] | None:
     if (threads := len(os.listdir("/proc/self/task"))) != 1:
-        raise Fault("away", f"Nothing is forked from a process with {threads} threads: a library started some.")
+        raise Fault("away", f"The zygote does not fork with {threads} threads: a library started some of them.")
     if (name := message.get("program")) is None:
         link.send({"ok": {"pid": os.getpid()}})
         return None
     program, environment = programs.get(str(name)), message.get("environment")
     if program is None or not isinstance(environment, dict) or len(descriptors) != 1:
-        raise Fault("away", f"No child can be made of the request for {name!r}.")
+        raise Fault("away", f"The request for {name!r} cannot be turned into a child process.")
     zygote = os.getpid()
     with _sigchld_blocked():
         try:
             pid = os.fork()  # noqa: TID251 - the only fork: a single thread, and nothing touched yet
         except OSError as error:
-            raise Fault("away", f"No child can be forked: {error.strerror}. This is retried.") from error
+            raise Fault("away", f"fork failed: {error.strerror}. This is retried.") from error
         if pid:
             _send_pidfd(link, pid)
             return None
@@ -114,7 +114,7 @@ def _send_pidfd(link: ZygoteSocket, pid: int) -> None:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
         os.kill(pid, signal.SIGKILL)  # our child, and not reaped yet, so it is still that process
-        raise Fault("away", f"A child that was forked cannot be watched: {error.strerror}. This is retried.") from error
+        raise Fault("away", f"A forked child process cannot be watched: {error.strerror}. This is retried.") from error
     try:
         link.send_with_fd({"ok": {"pid": pid}}, pidfd)
     finally:

@@ -163,21 +163,21 @@ class CudaDiagnosis:
         room = max(self._slices, key=lambda part: part.size)
         part = MemoryRange(room.pointer, 0, min(room.size, _HOST_BUFFER))
         nonce = int.from_bytes(os.urandom(8), "big")
-        wanted = pattern(part.size, nonce)
+        expected = pattern(part.size, nonce)
         with pinned(part.size) as (address, buffer):
-            self._transfer(part, nonce, wanted, address, buffer)
+            self._transfer(part, nonce, expected, address, buffer)
             while not allotment.is_exhausted("transfers"):
-                self._transfer(part, nonce, wanted, address, buffer)
+                self._transfer(part, nonce, expected, address, buffer)
 
     def _transfer(
-        self, part: MemoryRange, nonce: int, wanted: numpy.ndarray, address: int, buffer: numpy.ndarray
+        self, part: MemoryRange, nonce: int, expected: numpy.ndarray, address: int, buffer: numpy.ndarray
     ) -> None:
         """To the device: its own kernel checks the data.
 
         To the host: the host checks data that the device generated.
         """
         self._exit_if_parent_gone()
-        buffer[:] = wanted
+        buffer[:] = expected
         self._gpu.launch("fill_zero", *_kernel_arguments(part))
         with self._device_time(self.to_device):
             self._copy(part.pointer, address, part.size, runtime.memcpyHostToDevice)
@@ -188,7 +188,7 @@ class CudaDiagnosis:
         self._gpu.launch("fill_pattern", *_kernel_arguments(part), numpy.uint64(0), numpy.uint64(nonce))
         with self._device_time(self.to_host):
             self._copy(address, part.pointer, part.size, runtime.memcpyDeviceToHost)
-        self.to_host.errors += int(numpy.count_nonzero(buffer != wanted))
+        self.to_host.errors += int(numpy.count_nonzero(buffer != expected))
         self.to_host.amount += part.size
 
     def _copy(self, to: int, from_: int, size: int, kind: int) -> None:
@@ -236,12 +236,12 @@ def pattern(size: int, nonce: int) -> numpy.ndarray:
 @contextmanager
 def pinned(size: int) -> Iterator[tuple[int, numpy.ndarray]]:
     """Pin ``size`` bytes of host memory for direct access by the device; yield the address, and 64-bit words there."""
-    with translate_errors("Memory of the host could not be pinned"):
+    with translate_errors("Host memory could not be pinned"):
         address = int(runtime.hostAlloc(size, 0))
     try:
         yield address, numpy.frombuffer(memoryview((ctypes.c_ubyte * size).from_address(address)), dtype=numpy.uint64)
     finally:
-        with translate_errors("Memory of the host could not be given back"):
+        with translate_errors("Host memory could not be freed"):
             runtime.freeHost(address)
 
 
@@ -259,7 +259,7 @@ def diagnose(link: ParentSocket, request: Message) -> Message:
     """Run the diagnosis of ``request`` (built by :class:`scrubber.adapters.cuda.diagnostics.CudaDiagnostics`)."""
     seconds = request.get("seconds")
     if not isinstance(seconds, int | float):
-        raise Fault("unreadable", "A request to diagnose says how many seconds there are.")
+        raise Fault("unreadable", "A diagnosis request must contain the number of seconds.")
     device = open_device(request)
     return {"checks": CudaDiagnosis(link, device).run(CheckTimeBudget(time.monotonic() + seconds, time.monotonic))}
 

@@ -113,7 +113,9 @@ class CudaEraseRun:
         found = self._counters.read()[_COUNT] - _WITNESS_BYTES
         if found < 0:
             raise Fault(
-                "unreadable", f"The {phase} did not find what it was shown, so that it found no more means nothing."
+                "unreadable",
+                f"The {phase} pass did not detect the non-zero bytes it was given as a check, so its "
+                "result proves nothing.",
             )
         return found
 

@@ -15,15 +15,18 @@ from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest, OnCh
 __all__ = ["CudaEraser"]
 
 _MAP_PARTS = 64
-_NOT_ALLOCATED = "the eraser did not get: its own context's, rounding, and what anybody else may have had"
+_NOT_ALLOCATED = (
+    "the eraser could not allocate: its own context's, rounding, and what other processes may have allocated"
+)
 _NOT_FENCED = (
-    "fence: this device has no compute mode, so that nobody opened it meanwhile rests on the looks before and after"
+    "fence: this device has no compute mode, so only the checks before and after show that no process opened "
+    "it meanwhile"
 )
 _ON_CHIP_LIMITS = (
-    "on-chip: L1 and constant caches, uniform registers, tensor memory, the system's 1 KiB of shared memory a processor "
-    "and 16 of 256 registers a thread"
+    "on-chip: L1 and constant caches, uniform registers, tensor memory, the system's 1 KiB of shared memory "
+    "per processor and 16 of 256 registers per thread"
 )
-_ON_CHIP_NOT_REQUESTED = "on-chip: shared memory and registers, which nobody asked to clear"
+_ON_CHIP_NOT_REQUESTED = "on-chip: shared memory and registers, which were not requested to be cleared"
 
 
 class CudaEraser:
@@ -44,7 +47,8 @@ class CudaEraser:
         total, reserved, _ = await gpu.memory(device)
         if total != device.memory_bytes:
             raise Unreadable(
-                f"Device {device.index} has {total} bytes of memory; it was found with {device.memory_bytes}."
+                f"Device {device.index} has {total} bytes of memory; {device.memory_bytes} were reported when "
+                "it was found."
             )
         order: Message = {
             "scrub": request.scrub,
@@ -71,13 +75,13 @@ def _check_passes(request: EraseRequest, answer: Message) -> None:
     Raises:
         Unreadable: the passes differ.
     """
-    asked = {"audit": request.audit, "pattern": request.pattern, "on-chip": request.on_chip}
-    wanted = {"clear", "verify", *(phase for phase, wanted in asked.items() if wanted)}
+    requested = {"audit": request.audit, "pattern": request.pattern, "on-chip": request.on_chip}
+    needed = {"clear", "verify", *(phase for phase, needed in requested.items() if needed)}
     made = {phase for phase, _ in parse_seconds_by_phase(answer)}
     counted = {"audit": answer.get("residue_bytes"), "on-chip": answer.get("on_chip")}
-    if made != wanted or any((value is not None) != asked[phase] for phase, value in counted.items()):
+    if made != needed or any((value is not None) != requested[phase] for phase, value in counted.items()):
         raise Unreadable(
-            f"The eraser's report makes no sense: it was asked for {', '.join(sorted(wanted))} and tells of "
+            f"The eraser's report is invalid: it was asked for {', '.join(sorted(needed))} and reports "
             f"{', '.join(sorted(made))}."
         )
 
@@ -91,8 +95,8 @@ def _report(device: Device, done: GpuJobResult, reserved: int, unsettled: int) -
     )
     if not max(cleared, verified) <= covered <= total or verified + failed < covered:
         raise Unreadable(
-            f"The eraser's report makes no sense: of {total} bytes it covered {covered}, cleared {cleared}, verified "
-            f"{verified} and failed at {failed}."
+            f"The eraser's report is invalid: of {total} bytes it covered {covered}, cleared {cleared}, "
+            f"verified {verified} and failed at {failed}."
         )
     residue = None if answer.get("residue_bytes") is None else parse_byte_count(answer, "residue_bytes")
     left = total - covered
@@ -129,7 +133,7 @@ def _map(rows: object, residue: int) -> tuple[int, ...]:
         or not all(isinstance(each, int) and each >= 0 for each in rows)
         or sum(rows) != residue
     ):
-        raise Unreadable("The eraser's report makes no sense: it has no map of the residue.")
+        raise Unreadable("The eraser's report is invalid: it has no residue map.")
     return tuple(rows)
 
 
@@ -137,7 +141,7 @@ def _on_chip(found: object) -> OnChipReport | None:
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise Unreadable("The eraser's report makes no sense: it does not say what it did on the processors.")
+        raise Unreadable("The eraser's report is invalid: it has no on-chip result.")
     return OnChipReport(
         units=parse_byte_count(found, "units"),
         units_cleared=parse_byte_count(found, "units_cleared"),

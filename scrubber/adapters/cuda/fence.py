@@ -85,7 +85,7 @@ class ComputeModeFence:
             self._record_path(device).unlink(missing_ok=True)
         except OSError as error:
             raise Unavailable(
-                f"{self._record_path(device)} cannot be removed: {error.strerror}. It is tried again."
+                f"{self._record_path(device)} cannot be removed: {error.strerror}. This is retried."
             ) from error
 
     def _record_path(self, device: Device) -> Path:
@@ -99,10 +99,12 @@ class ComputeModeFence:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise Unavailable(f"{note} cannot be read, so the fence of {device.id} stays: {error.strerror}.") from error
+            raise Unavailable(
+                f"{note} cannot be read, so the fence of {device.id} stays in place: {error.strerror}."
+            ) from error
         if not mode or len(mode) > _MAX_RECORD_BYTES:
             raise Unreadable(
-                f"{note} does not say which compute mode {device.id} had: set it by hand and remove the file."
+                f"{note} does not contain the compute mode that {device.id} had: set it manually and remove the file."
             )
         return mode
 
@@ -124,5 +126,5 @@ class ComputeModeFence:
                 os.close(directory)
         except OSError as error:
             raise Unavailable(
-                f"{note} cannot be written, and without it no device is fenced: {error.strerror}."
+                f"{note} cannot be written, and no device is fenced without it: {error.strerror}."
             ) from error

@@ -70,13 +70,13 @@ class StreamTimer:
 
     def __init__(self, stream: object) -> None:
         self._stream = stream
-        with translate_errors("Time could not be taken"):
+        with translate_errors("The elapsed time could not be measured"):
             self._start, self._end = cupy.cuda.Event(), cupy.cuda.Event()
             self._start.record(stream)
 
     def seconds(self) -> float:
         """Return the seconds until the work launched last is over; waits for it."""
-        with translate_errors("The device failed at its work"):
+        with translate_errors("The device failed while working"):
             self._end.record(self._stream)
             self._end.synchronize()
             return float(cupy.cuda.get_elapsed_time(self._start, self._end)) / 1000
@@ -90,9 +90,9 @@ class CudaGpu:
     """
 
     def __init__(self) -> None:
-        with translate_errors("No context could be opened"):
+        with translate_errors("No context could be created"):
             if (visible := runtime.getDeviceCount()) != 1:
-                raise Fault("unreadable", f"CUDA shows {visible} devices to a program that may see one.")
+                raise Fault("unreadable", f"CUDA shows {visible} devices to a program that may see only one.")
             runtime.setDevice(0)
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.processors = self._attribute("cudaDevAttrMultiProcessorCount")
@@ -134,12 +134,12 @@ class CudaGpu:
 
         That call raises :class:`Fault` when something before the point failed on the device.
         """
-        with translate_errors("The device failed at its work"):
+        with translate_errors("The device failed while working"):
             event = cupy.cuda.Event(disable_timing=True)
             event.record(self.stream)
 
         def wait() -> None:
-            with translate_errors("The device failed at its work"):
+            with translate_errors("The device failed while working"):
                 event.synchronize()
 
         return wait
@@ -150,7 +150,7 @@ class CudaGpu:
         Raises:
             Fault: something that was launched failed.
         """
-        with translate_errors("The device failed at its work"):
+        with translate_errors("The device failed while working"):
             self.stream.synchronize()
 
     def start_timer(self) -> StreamTimer:
@@ -177,15 +177,16 @@ class CudaGpu:
                 pieces.append(piece)
         if not pieces:
             raise Fault(
-                "held", f"Not even {_MIN_RANGE_BYTES} bytes of the device's memory are free: something holds all of it."
+                "held",
+                f"Less than {_MIN_RANGE_BYTES} bytes of the device's memory are free: something holds all of it.",
             )
         return pieces
 
     def allocate(self, size: int, offset: int = 0) -> MemoryRange | None:
         """Allocate ``size`` bytes (a multiple of 16); return None when no piece of that size is free."""
         if size % _UNIT:
-            raise ValueError(f"{size} bytes are no multiple of {_UNIT}")
-        with translate_errors(f"{size} bytes could not be taken"):
+            raise ValueError(f"{size} bytes are not a multiple of {_UNIT}")
+        with translate_errors(f"{size} bytes could not be allocated"):
             try:
                 return MemoryRange(int(runtime.malloc(size)), offset, size)
             except runtime.CUDARuntimeError as error:
@@ -196,7 +197,7 @@ class CudaGpu:
     def free(self, pieces: Sequence[MemoryRange]) -> None:
         """Free memory. The scratch area is zeroed and stays until the end of the process."""
         desk = self._scratch_range()
-        with translate_errors("Memory could not be given back"):
+        with translate_errors("Memory could not be freed"):
             runtime.memsetAsync(desk.pointer, 0, _SCRATCH_BYTES, self.stream.ptr)
             self.stream.synchronize()
             for piece in pieces:
@@ -208,20 +209,22 @@ class CudaGpu:
         desk = self._scratch_range()
         at, self._scratch_used = self._scratch_used, self._scratch_used + -(-size // _UNIT) * _UNIT
         if self._scratch_used > _SCRATCH_BYTES:
-            raise ValueError(f"{size} bytes are more than is left of the desk")
+            raise ValueError(f"{size} bytes are more than the rest of the scratch range")
         return desk.pointer + at
 
     def _scratch_range(self) -> MemoryRange:
         if self._scratch is None:
             if (taken := self.allocate(_MIN_RANGE_BYTES)) is None:
-                raise Fault("held", "The device's memory is full before anything of ours is in it: something holds it.")
-            with translate_errors("Counters could not be set"):
+                raise Fault(
+                    "held", "The device's memory is full before this service has allocated any: something holds it."
+                )
+            with translate_errors("Counters could not be initialised"):
                 runtime.memsetAsync(taken.pointer, 0, _SCRATCH_BYTES, self.stream.ptr)
             self._scratch = taken
         return self._scratch
 
     def _attribute(self, name: str) -> int:
-        with translate_errors(f"The device does not say its {name}"):
+        with translate_errors(f"The device does not report its {name}"):
             return int(runtime.deviceGetAttribute(getattr(runtime, name), 0))
 
 
@@ -238,10 +241,13 @@ def open_device(request: Message) -> CudaGpu:
     except OSError as error:
         raise Fault("away", f"The device's lock cannot be taken: {error.strerror}.") from error
     if not taken:
-        raise Fault("held", "Another program of ours still works on the device.")
+        raise Fault("held", "Another process of this service still works on the device.")
     gpu = CudaGpu()
     if request["fenced"] is True and not gpu.is_exclusive:
-        raise Fault("away", "The device was fenced and CUDA does not find it so: nothing was done. It is tried again.")
+        raise Fault(
+            "away",
+            "The device was fenced, but CUDA does not report it as exclusive: nothing was done. This is retried.",
+        )
     return gpu
 
 
@@ -274,5 +280,5 @@ class DeviceCounters:
         return list(values)
 
     def _set(self, first: int, count: int, byte: int) -> None:
-        with translate_errors("Counters could not be set"):
+        with translate_errors("Counters could not be initialised"):
             runtime.memsetAsync(self._pointer + 8 * first, byte, 8 * count, self._gpu.stream.ptr)

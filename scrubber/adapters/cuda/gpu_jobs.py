@@ -90,10 +90,10 @@ class GpuJobRunner:
             ScrubberError: from the driver calls before and after the job.
         """
         if device.id in self._busy:
-            raise Unavailable(f"Device {device.index} is still being cleared up after an earlier piece of work.")
+            raise Unavailable(f"Device {device.index} is still being cleaned up after an earlier job.")
         make_private_directory(self._locks)
         if (holder := lock_holder(self._lock(device))) is not None:
-            raise DeviceBusy(f"Process {holder} still works on device {device.index}, and its fence stands with it.")
+            raise DeviceBusy(f"Process {holder} still works on device {device.index}, and its fence is in place.")
         self._busy.add(device.id)
         children: list[Child] = []
         try:
@@ -102,7 +102,7 @@ class GpuJobRunner:
             gone, left = await self._clean_up(device, children)
         if not gone:
             raise DriverTimeout(
-                f"The {job.name} of device {device.index} has reported and does not end; it was abandoned."
+                f"The {job.name} of device {device.index} has reported and does not exit; it was abandoned."
             )
         if left is not None:
             raise left
@@ -133,17 +133,17 @@ class GpuJobRunner:
                 await child.send({**work.request, "lock": str(self._lock(device)), "fenced": fenced})
                 report = await work.read_report(child)
         except TimeoutError as error:
-            how = "it was killed" if await child.kill() else "it does not die and was abandoned"
+            how = "it was killed" if await child.kill() else "it could not be killed and was abandoned"
             raise DriverTimeout(
-                f"The {work.name} of device {device.index} did not end within {work.deadline:g} s; {how}."
+                f"The {work.name} of device {device.index} did not finish within {work.deadline:g} s; {how}."
             ) from error
         except ChildDied as died:
             if await self._programs.died_with_zygote(child):
                 raise Unavailable(
-                    f"The {work.name} of device {device.index} was ended with the zygote that it came from; "
-                    "the kernel's log says whether memory was short. It is tried again."
+                    f"The {work.name} of device {device.index} was killed together with its zygote; the "
+                    "kernel log shows whether memory was short. This is retried."
                 ) from died
-            raise Unreadable(f"The {work.name} of device {device.index} broke off: {died}") from died
+            raise Unreadable(f"The {work.name} of device {device.index} gave no valid report: {died}") from died
         broken = fenced and not await self._fence.is_enabled(device)
         await child.wait(_EXIT_TIMEOUT)
         return GpuJobResult(report, fenced, broken)

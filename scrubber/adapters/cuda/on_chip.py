@@ -38,7 +38,7 @@ class OnChipMemory:
         self._before_launch = before_launch
         self._shared_bytes = gpu.max_shared_bytes // 8 * 8
         self._counters = DeviceCounters(gpu, _COUNTERS)
-        with translate_errors("The kernels for the processors could not be prepared"):
+        with translate_errors("The on-chip kernels could not be prepared"):
             self._shared = gpu.kernel("onchip_shared")
             self._shared.max_dynamic_shared_size_bytes = self._shared_bytes  # type: ignore[attr-defined]
             self._registers = gpu.kernel("onchip_registers")

@@ -76,12 +76,10 @@ class ProgramLauncher:
         try:
             left = os.listdir(self._no_mps)
         except OSError as error:
-            raise Unavailable(
-                f"{self._no_mps} cannot be looked into, and it has to be empty: {error.strerror}."
-            ) from error
+            raise Unavailable(f"{self._no_mps} cannot be listed, and it must be empty: {error.strerror}.") from error
         if left:
             raise Unavailable(
-                f"{self._no_mps} has to be empty and holds {left[0]!r}: somebody may serve MPS in it. Remove it."
+                f"{self._no_mps} must be empty and contains {left[0]!r}: a process may serve MPS in it. Remove it."
             )
         environment = {
             "CUDA_VISIBLE_DEVICES": device.id,
@@ -110,10 +108,10 @@ def make_private_directory(directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = os.stat(directory, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise Unavailable(f"{directory} is no directory of this user's, so no program is given it: remove it.")
+            raise Unavailable(f"{directory} is not a directory of this user, so no program gets it: remove it.")
         if found.st_mode & 0o077:
             directory.chmod(0o700)
     except OSError as error:
         raise Unavailable(
-            f"{directory} cannot be made, and a device is not cleared without it: {error.strerror}."
+            f"{directory} cannot be created, and no device is cleared without it: {error.strerror}."
         ) from error

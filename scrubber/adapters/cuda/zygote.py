@@ -29,8 +29,8 @@ def _load_programs(programs: Sequence[str]) -> Mapping[str, Callable[[ParentSock
 def _report_load_failure(link: ZygoteSocket, error: Exception) -> None:
     """Answer the next request with what is missing, and end: it may be installed when the next zygote is started."""
     message = (
-        f"CuPy cannot be imported ({error}), so no GPU can be cleared: install the service "
-        "with its extra cuda12 (or cuda13, as the driver's version asks)."
+        f"CuPy cannot be imported ({error}), so no GPU can be cleared: install the service with its extra "
+        "cuda12 (or cuda13, depending on the driver's version)."
     )
     if link.receive() is not None:
         link.send({"fault": "away", "message": message})

@@ -112,7 +112,7 @@ class KubeletAssignments:
             socket = self._pod_resources.socket_identity()
             listed = await self._pod_resources.list_pods(socket)
             if not self._pod_resources.socket_identity().is_same_socket(socket):
-                raise Unavailable("The kubelet was restarted while it was asked.")
+                raise Unavailable("The kubelet was restarted during the request.")
         except KubeletBusy as exc:
             return self._crosscheck(ListAttempt(at, socket, answered=True, failure=str(exc)), None)
         except Unavailable as exc:
@@ -173,6 +173,6 @@ def _disagreement_message(kubelet_dir: Path, unconfirmed: tuple[str, ...]) -> st
     if not unconfirmed:
         return ""
     return (
-        f"The kubelet's checkpoint in {kubelet_dir} does not have the devices that the kubelet lists for "
-        f"{', '.join(unconfirmed[:3])}: if this stays so, name the directory of the kubelet that is asked."
+        f"The kubelet's checkpoint in {kubelet_dir} does not contain the devices that the kubelet lists for "
+        f"{', '.join(unconfirmed[:3])}: if this persists, pass the directory of the kubelet that is queried."
     )

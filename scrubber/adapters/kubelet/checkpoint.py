@@ -106,7 +106,7 @@ def parse_checkpoint(text: bytes) -> Checkpoint:
         first = exc.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         problem = f"{where}: {first['msg']}" if where else first["msg"]
-        return Checkpoint(error=f"The kubelet's checkpoint has a shape that is not known here ({problem}).")
+        return Checkpoint(error=f"The kubelet's checkpoint has an unknown format ({problem}).")
     entries = (
         CheckpointEntry(
             entry.pod_uid,

@@ -47,13 +47,14 @@ class PinnedSocket:
             self._descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError as exc:
             raise Unavailable(
-                f"The kubelet's PodResources socket {path} is not there ({exc.strerror or exc}): is the kubelet running?"
+                f"The kubelet's PodResources socket {path} does not exist ({exc.strerror or exc}): is the "
+                "kubelet running?"
             ) from exc
         self.address = f"/proc/self/fd/{self._descriptor}"
         self.file_stat = os.fstat(self._descriptor)
         if not stat.S_ISSOCK(self.file_stat.st_mode):
             self.close()
-            raise Unavailable(f"{path} is not a socket: name the kubelet's pod-resources/kubelet.sock.")
+            raise Unavailable(f"{path} is not a socket: pass the kubelet's pod-resources/kubelet.sock.")
 
     def close(self) -> None:
         """Close the descriptor; a second call does nothing."""
@@ -133,21 +134,27 @@ async def reason_not_kubelet(address: str, *, own_uid: int, pod_uid_of: PodUidLo
     with listening_process(address) as found:
         if found.pid == 0:
             return (
-                "is in no PID namespace that is seen from here: the service must run in the node's (hostPID: true in its "
-                "pod)"
+                "is in a PID namespace that is not visible from here: the service must run in the node's "
+                "(hostPID: true in its pod)"
             )
         if found.uid not in (0, own_uid):
             return (
-                f"runs as uid {found.uid} (PID {found.pid}), and a kubelet runs as root: see who put the socket there"
+                f"runs as uid {found.uid} (PID {found.pid}), but a kubelet runs as root: check which process "
+                "created the socket"
             )
         uid: str | None = None
         if pod_uid_of is not None:
             try:
                 uid = await pod_uid_of(found.pid)
             except (ScrubberError, OSError) as exc:
-                return f"may live in a pod: the cgroup of its process {found.pid} cannot be read ({exc})"
+                return f"may belong to a pod: the cgroup of its process {found.pid} cannot be read ({exc})"
         if not found.is_running:
-            return f"is not the process that opened it: that one (PID {found.pid}) has ended; restart the kubelet"
+            return (
+                f"is not the process that opened the socket: that one (PID {found.pid}) has exited; restart the kubelet"
+            )
         if uid is not None:
-            return f"lives in pod {uid} (PID {found.pid}): end that pod, and restart the kubelet, which makes its socket anew"
+            return (
+                f"belongs to pod {uid} (PID {found.pid}): delete that pod, and restart the kubelet, which "
+                "recreates its socket"
+            )
         return ""

@@ -76,18 +76,20 @@ def find_problem(view: PidNamespaceView) -> PidNamespaceProblem | None:
     """Return why this may not be the node's PID namespace; None when it certainly is."""
     if view.proc_pids != (view.pid,):
         return PidNamespaceProblem(
-            "/proc shows another PID namespace than this one, so the PIDs in it mean other processes here."
+            "/proc shows another PID namespace than that of this process, so its PIDs refer to other processes."
         )
     if view.namespace_inode == _INITIAL:
         return None
     if view.kubelet_pid is None:
         return PidNamespaceProblem(
-            "This is not the machine's own PID namespace, and no kubelet answers that would show it to be the node's.",
-            f"If the node is a container, start its kubelet first. If not: {_REMEDY}",
+            "This is not the host's initial PID namespace, and no kubelet answers that would prove it to be "
+            "the node's.",
+            f"If the node is a container, start its kubelet first. Otherwise: {_REMEDY}",
         )
     if view.kubelet_pid == 0:
         return PidNamespaceProblem(
-            "The kubelet is not in this PID namespace, so neither are its pods: whoever uses a GPU would not be seen."
+            "The kubelet is not in this PID namespace, so neither are its pods: processes that use a GPU "
+            "would not be detected."
         )
     return None
 

@@ -53,7 +53,7 @@ def read_pod_logs(directory: Path) -> PodLogs:
     try:
         return index_pod_logs(os.listdir(directory))
     except FileNotFoundError:
-        return PodLogs(error=f"There is no directory {directory}, so pods have no UID.")
+        return PodLogs(error=f"The directory {directory} does not exist, so pods have no UID.")
     except OSError as exc:
         return PodLogs(error=f"{directory} cannot be read, so pods have no UID: {exc.strerror or exc}.")
 

@@ -74,7 +74,8 @@ class PodResourcesClient:
     ) -> None:
         if len(os.fsencode(socket)) > _MAX_PATH_LENGTH:
             raise InvalidConfiguration(
-                f"The PodResources socket {socket} has a path of more than {_MAX_PATH_LENGTH} bytes: name a shorter one."
+                f"The PodResources socket {socket} has a path of more than {_MAX_PATH_LENGTH} bytes: pass a "
+                "shorter one."
             )
         self._socket = socket
         self._clock = clock
@@ -125,14 +126,15 @@ class PodResourcesClient:
                     pause = next(backing_off)
                     if self._clock.monotonic() + pause >= due:
                         raise KubeletBusy(
-                            f"The kubelet's PodResources socket {self._socket} turned every question down for "
-                            f"{self._deadline:g} s: somebody on the node asks it too often ({_reason(exc)})."
+                            f"The kubelet's PodResources socket {self._socket} rejected every request for "
+                            f"{self._deadline:g} s: a process on the node queries it too often "
+                            f"({_reason(exc)})."
                         ) from exc
                 await self._clock.sleep(pause)
         except grpc.aio.AioRpcError as exc:
             await self.close()
             raise Unavailable(
-                f"The kubelet's PodResources socket {self._socket} gave no list: {_reason(exc)}."
+                f"The kubelet's PodResources socket {self._socket} returned no list: {_reason(exc)}."
             ) from exc
         except KubeletBusy:
             raise
@@ -163,7 +165,7 @@ class PodResourcesClient:
             pinned = PinnedSocket(self._socket)
             try:
                 if not self._identity_of(pinned).is_same_socket(identity):
-                    raise Unavailable("The kubelet was restarted while it was asked.")
+                    raise Unavailable("The kubelet was restarted during the request.")
                 await self._require_kubelet(pinned)
             except BaseException:
                 pinned.close()
@@ -178,11 +180,11 @@ class PodResourcesClient:
             doubt = await reason_not_kubelet(pinned.address, own_uid=os.geteuid(), pod_uid_of=self._pod_uid_of)
         except OSError as exc:
             raise Unavailable(
-                f"The kubelet's PodResources socket {self._socket} takes no connection ({exc.strerror or exc}): "
-                "is the kubelet running?"
+                f"The kubelet's PodResources socket {self._socket} accepts no connection "
+                f"({exc.strerror or exc}): is the kubelet running?"
             ) from exc
         if doubt:
-            raise Unavailable(f"Whoever answers on the kubelet's PodResources socket {self._socket} {doubt}.")
+            raise Unavailable(f"The process that listens on the kubelet's PodResources socket {self._socket} {doubt}.")
 
     def _identity_of(self, pinned: PinnedSocket) -> SocketIdentity:
         found = pinned.file_stat
@@ -193,11 +195,11 @@ def _pods(answer: bytes) -> tuple[ListedPod, ...]:
     try:
         response = messages.ListPodResourcesResponse.FromString(answer)
     except DecodeError as exc:
-        raise Unavailable(f"The kubelet's list of pods is not a message that can be read: {exc}.") from exc
+        raise Unavailable(f"The kubelet's list of pods cannot be decoded: {exc}.") from exc
     pods: list[ListedPod] = []
     for pod in response.pod_resources:
         if not pod.name or not pod.namespace:
-            raise Unavailable("The kubelet listed a pod without a name or a namespace: its answer makes no sense.")
+            raise Unavailable("The kubelet listed a pod without a name or a namespace: its response is invalid.")
         pods.append(_pod(pod))
     return tuple(pods)
 

@@ -25,7 +25,7 @@ class RateLimiter:
 
     def __init__(self, *, rate: float, burst: float) -> None:
         if rate <= 0 or burst < 1:
-            raise ValueError("An allowance without any question allows nothing.")
+            raise ValueError("rate must be above 0 and burst at least 1")
         self._rate = rate
         self._burst = burst
         self._tokens = burst

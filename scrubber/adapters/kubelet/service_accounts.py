@@ -78,10 +78,10 @@ class ServiceAccounts:
         """
         if not pod_uid or "/" in pod_uid or pod_uid in (".", ".."):
             return None
-        told = read_pod_logs(self._pod_logs).names.get(pod_uid)
-        if told is None:
+        name = read_pod_logs(self._pod_logs).names.get(pod_uid)
+        if name is None:
             return None
-        accounts = {parse_account(token, pod_uid, told) for token in _tokens(self._pods / pod_uid / _PROJECTED)}
+        accounts = {parse_account(token, pod_uid, name) for token in _tokens(self._pods / pod_uid / _PROJECTED)}
         return accounts.pop() if len(accounts) == 1 else None
 
 

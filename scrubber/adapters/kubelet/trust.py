@@ -119,9 +119,9 @@ def judge_trust(state: TrustState, attempt: ListAttempt, *, restart_grace: float
 
 
 def _untrusted_message(seen: ListAttempt, since: float, settle: float) -> str:
-    began = f"The kubelet started, or could not be asked, {seen.started_at - since:.0f} s ago, and "
+    began = f"The kubelet started, or could not be reached, {seen.started_at - since:.0f} s ago, and "
     if seen.missing_pods:
-        return f"{began}its list lacks {', '.join(seen.missing_pods)}, whose devices its checkpoint still holds."
+        return f"{began}its list lacks {', '.join(seen.missing_pods)}, whose devices its checkpoint still contains."
     if seen.checkpoint_unreliable:
-        return f"{began}its checkpoint cannot be read, so its list is believed after {settle:.0f} s only."
-    return f"{began}lists no pod yet; an empty list is believed after {settle:.0f} s."
+        return f"{began}its checkpoint cannot be read, so its list is trusted after {settle:.0f} s only."
+    return f"{began}lists no pod yet; an empty list is trusted after {settle:.0f} s."

@@ -24,13 +24,13 @@ __all__ = ["ChainReport", "ChainVerifier", "chain_events", "compute_hash", "even
 
 @dataclass(frozen=True, slots=True)
 class ChainReport:
-    """The result of checking a whole trail.
+    """The result of checking a whole audit log.
 
     Attributes:
         message: what is wrong and where, or that nothing is.
         rows: number of rows checked.
-        pruned: the last row pruned to keep the trail bounded; the first row present follows it.
-        head: the last row as recorded next to the trail. Compare it with a copy stored elsewhere.
+        pruned: the last row pruned to keep the audit log bounded; the first row present follows it.
+        head: the last row as recorded next to the audit log. Compare it with a copy stored elsewhere.
     """
 
     intact: bool
@@ -76,7 +76,7 @@ def chain_events(head: AuditHead, events: Iterable[Event]) -> tuple[AuditRow, ..
 
 
 class ChainVerifier:
-    """Checks a trail row by row in the order in which it is read: :meth:`add_row` for each, then :meth:`report`.
+    """Checks an audit log row by row in the order in which it is read: :meth:`add_row` for each, then :meth:`report`.
 
     Args:
         pruned: the head that the first row must follow.
@@ -94,18 +94,21 @@ class ChainVerifier:
         self._position = row.head
 
     def report(self, head: AuditHead) -> ChainReport:
-        """Return the result, given that the trail must end at ``head``."""
+        """Return the result, given that the audit log must end at ``head``."""
         at, flaw = self._position, self._flaw
         if not flaw and at.sequence < head.sequence:
-            flaw = f"The audit trail ends at row {at.sequence}, but {head.sequence} rows were written: its end was cut off."
+            flaw = (
+                f"The audit log ends at row {at.sequence}, but {head.sequence} rows were written: its end "
+                "was truncated."
+            )
         if not flaw and at != head:
-            flaw = f"The audit trail ends at row {at.sequence}, which is not the recorded head (row {head.sequence})."
-        verdict = flaw or f"The audit trail is intact: {self._rows} rows."
+            flaw = f"The audit log ends at row {at.sequence}, which is not the recorded head (row {head.sequence})."
+        verdict = flaw or f"The audit log is intact: {self._rows} rows."
         return ChainReport(not flaw, verdict, self._rows, self._pruned, head)
 
 
 def verify_chain(rows: Iterable[AuditRow], pruned: AuditHead, head: AuditHead) -> ChainReport:
-    """Check a trail from where it was pruned to its recorded head; ``rows`` are in order of their sequence."""
+    """Check an audit log from where it was pruned to its recorded head; ``rows`` are in order of their sequence."""
     walk = ChainVerifier(pruned)
     for row in rows:
         walk.add_row(row)
@@ -117,9 +120,9 @@ def _flaw(before: AuditHead, row: AuditRow) -> str:
     if row.sequence > expected:
         return f"Audit row {expected} is missing."
     if row.sequence < expected:
-        return f"Audit row {row.sequence} stands where row {expected} belongs."
+        return f"Audit row {row.sequence} is where row {expected} is expected."
     if row.prev_hash != before.hash:
-        return f"Audit row {row.sequence} does not follow the row before it: one of them was replaced."
+        return f"Audit row {row.sequence} does not continue the row before it: one of them was replaced."
     if row.hash != compute_hash(row):
         return f"Audit row {row.sequence} was changed after it was written."
     return ""

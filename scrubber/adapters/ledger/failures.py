@@ -10,30 +10,36 @@ from scrubber.domain.errors import LedgerFailure
 
 __all__ = ["START_OVER_HINT", "contradiction_message", "ledger_failure"]
 
-_REFUSED_UNTIL_THEN = "hand-overs are refused until then."
+_REFUSED_UNTIL_THEN = "Hand-overs are refused until then."
 
 START_OVER_HINT = (
-    "stop the service, move its state directory aside as evidence, and start anew: every device is then scrubbed, a new "
-    "key signs, and what people quarantined is forgotten. An older copy put in its place would be believed. Hand-overs are "
-    "refused until then."
+    "stop the service, move its state directory aside as evidence, and start the service with an empty one: "
+    "every device is then scrubbed, a new key signs, and quarantines by operators are lost. Do not restore "
+    "an older copy: the service could not detect that. Hand-overs are refused until then."
 )
 """The remedy when the ledger cannot be trusted any more."""
 
 
 def _full(directory: Path) -> str:
-    return f"No space left for the ledger in {directory}; free some, {_REFUSED_UNTIL_THEN}"
+    return f"No space left for the ledger in {directory}; free some. {_REFUSED_UNTIL_THEN}"
 
 
 def _read_only(directory: Path) -> str:
-    return f"The ledger in {directory} cannot be written, its storage is read-only; make it writable, {_REFUSED_UNTIL_THEN}"
+    return (
+        f"The ledger in {directory} cannot be written, because its storage is read-only; make it writable. "
+        f"{_REFUSED_UNTIL_THEN}"
+    )
 
 
 def _not_ours(directory: Path, detail: object) -> str:
-    return f"The ledger in {directory} may not be opened ({detail}); give it to the user of the service, {_REFUSED_UNTIL_THEN}"
+    return (
+        f"The ledger in {directory} may not be opened ({detail}); change its owner to the service's user. "
+        f"{_REFUSED_UNTIL_THEN}"
+    )
 
 
 def _broken(directory: Path, detail: object) -> str:
-    return f"The storage under the ledger in {directory} failed ({detail}); check the disk, {_REFUSED_UNTIL_THEN}"
+    return f"The storage of the ledger in {directory} failed ({detail}); check the disk. {_REFUSED_UNTIL_THEN}"
 
 
 def ledger_failure(error: sqlite3.Error | OSError, directory: Path) -> LedgerFailure:
@@ -66,17 +72,20 @@ def _of_sqlite(code: int, error: sqlite3.Error, directory: Path) -> str:
         case sqlite3.SQLITE_CORRUPT:
             return f"The ledger in {directory} is damaged ({error}); {START_OVER_HINT}"
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return f"Another program has the ledger in {directory} open ({error}); close it, {_REFUSED_UNTIL_THEN}"
+            return f"Another program has the ledger in {directory} open ({error}); close it. {_REFUSED_UNTIL_THEN}"
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
             return _not_ours(directory, error)
         case sqlite3.SQLITE_CONSTRAINT:
-            return contradiction_message(f"contradicts what the ledger in {directory} holds ({error})")
+            return contradiction_message(f"contradicts the content of the ledger in {directory} ({error})")
         case sqlite3.SQLITE_IOERR:
             return _broken(directory, error)
         case _:
-            return f"The ledger in {directory} failed ({error}); see the service's log, hand-overs are refused until a change is stored again."
+            return (
+                f"The ledger in {directory} failed ({error}); see the service's log. Hand-overs are refused "
+                "until a change can be stored again."
+            )
 
 
 def contradiction_message(problem: str) -> str:
     """Return the message for a change that must not be stored: always a defect of the program, never of the storage."""
-    return f"A change {problem}. Nothing of it was stored; this is a defect of the service, please report it."
+    return f"A change {problem}. Nothing of it was stored. This is a bug in the service; please report it."

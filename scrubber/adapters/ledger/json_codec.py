@@ -79,7 +79,7 @@ def _number(value: object) -> float:
     try:
         number = float(value)
     except OverflowError:
-        raise CodecError("a number is too large") from None
+        raise CodecError("the number is too large") from None
     if not math.isfinite(number):
         raise CodecError(f"{value!r} is not a finite number")
     return number
@@ -190,7 +190,7 @@ def dataclass_codec(cls: type[T], **kinds: JsonCodec[Any]) -> JsonCodec[T]:
     names = {each.name for each in fields(cls)}  # type: ignore[arg-type]
     if names != kinds.keys():
         odd = ", ".join(sorted(names ^ kinds.keys()))
-        raise TypeError(f"{cls.__name__} and the form it is stored in disagree on: {odd}")
+        raise TypeError(f"{cls.__name__} and its stored form disagree on: {odd}")
 
     def write(value: T) -> Json:
         if not isinstance(value, cls):
@@ -248,5 +248,5 @@ class Document(Generic[T]):
             raise CodecError("not an object")
         found = json_value.pop("format", None)
         if isinstance(found, bool) or found != self.format:
-            raise CodecError(f"in format {found!r}, this program reads format {self.format}")
+            raise CodecError(f"in format {found!r}; this program reads format {self.format}")
         return self.codec.decode(json_value)

@@ -14,8 +14,8 @@ from scrubber.adapters.ledger.chain import chain_events, event_of, verify_chain
 from scrubber.adapters.ledger.documents import CERTIFICATE, GRANT, RECORD, SCRUB
 from scrubber.adapters.ledger.failures import contradiction_message
 from scrubber.adapters.ledger.json_codec import CodecError
+from scrubber.adapters.ledger.pages import ROWS_PER_PAGE, check_before, past_end_error, pruned_error
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, ReferencedRows, Retention
-from scrubber.adapters.ledger.trail import ROWS_PER_PAGE, check_before, past_end_error, pruned_error
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.record import DeviceRecord
@@ -23,12 +23,12 @@ from scrubber.ports.record import (
     CHAIN_START,
     HAND_OVER_EVENTS,
     AuditHead,
+    AuditLogPage,
     AuditRow,
     HistoryEntry,
     HistoryQuery,
     LedgerChange,
     LedgerState,
-    TrailPage,
 )
 
 __all__ = ["MemoryLedger"]
@@ -137,8 +137,8 @@ class MemoryLedger:
                 found.append(self._entry(row))
         return found
 
-    async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
-        """See :class:`scrubber.ports.record.AuditTrail`; a page is at most 500 rows."""
+    async def pages(self, after: int = 0) -> AsyncIterator[AuditLogPage]:
+        """See :class:`scrubber.ports.record.AuditLog`; a page is at most 500 rows."""
         await self._yield_to_tasks()
         start, head = self._rows.pruned, self._rows.head
         if after > head.sequence:
@@ -150,7 +150,7 @@ class MemoryLedger:
             if self._rows.pruned.sequence > last:
                 raise pruned_error(last, self._rows.pruned)
             rows = [row for row in self._rows.audit if last < row.sequence <= head.sequence][:ROWS_PER_PAGE]
-            yield TrailPage(start, head, tuple(rows))
+            yield AuditLogPage(start, head, tuple(rows))
             last = rows[-1].sequence if rows else head.sequence
             if last >= head.sequence:
                 return
@@ -196,7 +196,7 @@ class MemoryLedger:
             *(device for device, _ in change.grants),
         ):
             if device not in known:
-                raise LedgerFailure(contradiction_message(f"is about device {device}, which has no record"))
+                raise LedgerFailure(contradiction_message(f"concerns device {device}, which has no record"))
         certificates = self._next_certificates(change.certificates, head)
         grants: dict[tuple[str, int], tuple[int, str]] = {}
         for device, grant in change.grants:
@@ -224,7 +224,7 @@ class MemoryLedger:
             if record.version != stored + 1:
                 raise LedgerFailure(
                     contradiction_message(
-                        f"brings device {record.device} to version {record.version}, the ledger has {stored}"
+                        f"would set device {record.device} to version {record.version}, but the ledger has {stored}"
                     )
                 )
             devices[record.device] = RECORD.encode(record)
@@ -236,7 +236,9 @@ class MemoryLedger:
             document = CERTIFICATE.encode(certificate)
             stored = following.get(certificate.id, self._rows.certificates.get(certificate.id))
             if stored is not None and stored[1] != document and CERTIFICATE.decode(stored[1]).next_grant is not None:
-                raise LedgerFailure(contradiction_message(f"rewrites certificate {certificate.id}, which is used up"))
+                raise LedgerFailure(
+                    contradiction_message(f"would change certificate {certificate.id}, which was already used")
+                )
             following[certificate.id] = (head.sequence, document)
         return following
 

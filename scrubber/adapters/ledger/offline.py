@@ -19,12 +19,12 @@ from pathlib import Path
 from scrubber.adapters.ledger.chain import ChainReport
 from scrubber.adapters.ledger.failures import ledger_failure
 from scrubber.adapters.ledger.json_codec import CodecError
+from scrubber.adapters.ledger.pages import first_page, next_page
 from scrubber.adapters.ledger.queries import verify_stored_chain
 from scrubber.adapters.ledger.schema import open_database
 from scrubber.adapters.ledger.state_directory import StateDirectory
-from scrubber.adapters.ledger.trail import first_page, next_page
 from scrubber.domain.errors import AlreadyRunning, LedgerFailure
-from scrubber.ports.record import TrailPage
+from scrubber.ports.record import AuditLogPage
 
 __all__ = ["read_pages", "verify_ledger"]
 
@@ -40,15 +40,15 @@ def verify_ledger(directory: Path) -> ChainReport:
         return verify_stored_chain(connection)
 
 
-def read_pages(directory: Path, after: int = 0) -> Iterator[TrailPage]:
-    """Yield the trail of the ledger in ``directory``, like :meth:`scrubber.ports.record.AuditTrail.pages`.
+def read_pages(directory: Path, after: int = 0) -> Iterator[AuditLogPage]:
+    """Yield the audit log of the ledger in ``directory``, like :meth:`scrubber.ports.record.AuditLog.pages`.
 
     Raises:
-        InvalidRequest: The trail ends before row ``after``.
+        InvalidRequest: The audit log ends before row ``after``.
         LedgerFailure, AlreadyRunning: As for :func:`verify_ledger`.
     """
     with _open_copy(directory) as connection:
-        page: TrailPage | None = first_page(connection, after)
+        page: AuditLogPage | None = first_page(connection, after)
         while page is not None:
             yield page
             page = next_page(connection, page)
@@ -73,17 +73,21 @@ def _open_copy(directory: Path) -> Iterator[sqlite3.Connection]:
                 connection.close()
     except FileNotFoundError as error:
         if error.filename is None:  # raised by tempfile: there is no directory for a copy
-            raise LedgerFailure(f"The ledger is looked at on a copy. {error.strerror}.") from error
+            raise LedgerFailure(
+                f"The ledger is read from a copy, which could not be created. {error.strerror}."
+            ) from error
         raise LedgerFailure(f"There is no ledger in {directory}: {error.filename} is missing.") from error
     except PermissionError as error:
         raise LedgerFailure(
-            f"You may not read the ledger in {directory} ({error.strerror}); look at it as root, or ask for an export of "
-            "its audit trail."
+            f"You may not read the ledger in {directory} ({error.strerror}); run this command as root, or use "
+            "an export of its audit log."
         ) from error
     except (sqlite3.Error, OSError) as error:
         raise ledger_failure(error, directory) from error
     except CodecError as error:
-        raise LedgerFailure(f"The ledger in {directory} holds what this program cannot read ({error}).") from error
+        raise LedgerFailure(
+            f"The ledger in {directory} contains data that this program cannot read ({error})."
+        ) from error
     finally:
         if held is not None:
             os.close(held)
@@ -96,8 +100,8 @@ def _copy_file(original: Path, copy: Path) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise LedgerFailure(
-            f"{copy.parent} has no room for a copy of the ledger, and the ledger itself is not worked on; free some, or "
-            "name another directory in TMPDIR."
+            f"{copy.parent} has no space for a copy of the ledger, from which it is read; free some, or set "
+            "TMPDIR to another directory."
         ) from error
 
 
@@ -112,7 +116,7 @@ def _lock_original(place: StateDirectory) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         raise AlreadyRunning(
-            f"A scrub service has the ledger in {place.directory} open; ask that service, stop it first, or look at a "
-            "copy."
+            f"A scrub service has the ledger in {place.directory} open; query that service, stop it first, or "
+            "use a copy."
         ) from None
     return descriptor

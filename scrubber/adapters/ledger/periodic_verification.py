@@ -1,8 +1,8 @@
-"""Verification of the service's own audit trail while it continues to grow, and publication of its head.
+"""Verification of the service's own audit log while it continues to grow, and publication of its head.
 
-Guarantee: neither the event loop nor a change is blocked for longer than one page takes. A trail that could not be read
-to its end is reported neither as intact nor as broken. A broken trail is reported and does not block hand-overs:
-dealing with the cause is left to people.
+Guarantee: neither the event loop nor a change is blocked for longer than one page takes. An audit log that could not be
+read to its end is reported neither as intact nor as broken. A broken audit log is reported and does not block
+hand-overs: dealing with the cause is left to people.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import structlog
 
 from scrubber.adapters.ledger.json_codec import CodecError
 from scrubber.adapters.ledger.sqlite import SqliteLedger
-from scrubber.adapters.ledger.verification import ChainVerdict, TrailVerification, TrailVerifier
+from scrubber.adapters.ledger.verification import AuditLogVerification, AuditLogVerifier, ChainVerdict
 from scrubber.domain.errors import LedgerFailure, NotReady
-from scrubber.ports.record import AuditTrail, Event, Journal
+from scrubber.ports.record import AuditLog, Event, Journal
 from scrubber.ports.runtime import Clock
 
-__all__ = ["log_head", "verify_periodically", "verify_trail"]
+__all__ = ["log_head", "verify_audit_log", "verify_periodically"]
 
 _PAGE_PAUSE = 0.02
 """Seconds between two pages, for other users of the ledger's thread."""
 _HEAD_POLL_INTERVAL = 1.0
-"""Seconds between two reads of the audit trail's head."""
+"""Seconds between two reads of the audit log's head."""
 _HEAD_LOG_INTERVAL = 60.0
 """Minimum seconds between two log lines with the head."""
 _RETRY_DELAY = 60.0
-"""Seconds after which a trail that could not be read is verified again."""
+"""Seconds after which an audit log that could not be read is verified again."""
 
 
-async def verify_trail(trail: AuditTrail, clock: Clock) -> TrailVerification:
+async def verify_audit_log(audit_log: AuditLog, clock: Clock) -> AuditLogVerification:
     """Verify all pages and return the result.
 
     Raises:
         NotReady: Rows were pruned while they were read.
         LedgerFailure: The disk did not return them.
     """
-    examination = TrailVerifier()
+    examination = AuditLogVerifier()
     try:
-        async for page in trail.pages(0):
+        async for page in audit_log.pages(0):
             await asyncio.to_thread(examination.add_page, page)
             await clock.sleep(_PAGE_PAUSE)
     except LedgerFailure as failure:
@@ -51,31 +51,31 @@ async def verify_trail(trail: AuditTrail, clock: Clock) -> TrailVerification:
 
 
 async def log_head(ledger: SqliteLedger, clock: Clock, log: structlog.typing.FilteringBoundLogger) -> None:
-    """Log the head of the trail, so that copies exist elsewhere: a truncated or rewritten trail does not match them."""
-    told, at = "", -_HEAD_LOG_INTERVAL
+    """Log the head of the audit log as a copy elsewhere: a truncated or rewritten audit log does not match it."""
+    logged, at = "", -_HEAD_LOG_INTERVAL
     while True:
         head, now = ledger.head(), clock.monotonic()
-        if str(head) != told and now - at >= _HEAD_LOG_INTERVAL:
+        if str(head) != logged and now - at >= _HEAD_LOG_INTERVAL:
             log.info("audit.head-published", head=str(head))
-            told, at = str(head), now
+            logged, at = str(head), now
         await clock.sleep(_HEAD_POLL_INTERVAL)
 
 
 # See docs/decisions/0034-audit-log-is-verified-by-its-reader.md.
 async def verify_periodically(
-    trail: AuditTrail, journal: Journal, clock: Clock, interval: float, *, on_verified: Callable[[bool, float], None]
+    audit_log: AuditLog, journal: Journal, clock: Clock, interval: float, *, on_verified: Callable[[bool, float], None]
 ) -> None:
-    """Verify the whole trail every ``interval`` seconds; the first verification is made when the ledger is loaded.
+    """Verify the whole audit log every ``interval`` seconds; the first verification is made when the ledger is loaded.
 
     Args:
-        on_verified: called with whether the trail is intact, and when its verification began (wall-clock seconds).
+        on_verified: called with whether the audit log is intact, and when its verification began (wall-clock seconds).
     """
     pause = interval
     while True:
         await clock.sleep(pause)
         pause, began = interval, clock.wall()
         try:
-            found = await verify_trail(trail, clock)
+            found = await verify_audit_log(audit_log, clock)
         except (NotReady, LedgerFailure) as failure:
             journal.record([Event("audit.unverified", clock.wall(), fields={"message": str(failure)})])
             pause = min(interval, _RETRY_DELAY)

@@ -19,11 +19,11 @@ __all__ = [
     "AUDIT_COLUMNS",
     "MAX_ROWS_PER_BATCH",
     "HistoryBatch",
+    "audit_log_bounds",
     "read_certificate",
     "read_history_batch",
     "read_records",
     "read_state",
-    "trail_bounds",
     "verify_stored_chain",
 ]
 
@@ -36,17 +36,17 @@ AUDIT_COLUMNS = "sequence, at, name, device, scrub, actor, fields, prev_hash, ha
 """The columns of an :class:`AuditRow`, in order."""
 
 
-def trail_bounds(connection: sqlite3.Connection) -> tuple[AuditHead, AuditHead]:
-    """Return the point up to which the audit trail was pruned, and its recorded head."""
+def audit_log_bounds(connection: sqlite3.Connection) -> tuple[AuditHead, AuditHead]:
+    """Return the point up to which the audit log was pruned, and its recorded head."""
     row = connection.execute("SELECT pruned_sequence, pruned_hash, head_sequence, head_hash FROM chain").fetchone()
     if row is None:
-        raise CodecError("the recorded head of the audit trail is gone")
+        raise CodecError("the recorded head of the audit log is missing")
     return AuditHead(row[0], row[1]), AuditHead(row[2], row[3])
 
 
 def verify_stored_chain(connection: sqlite3.Connection) -> ChainReport:
-    """Check the whole audit trail."""
-    pruned, head = trail_bounds(connection)
+    """Check the whole audit log."""
+    pruned, head = audit_log_bounds(connection)
     # Closed explicitly: a cursor kept alive by the traceback of an exception would also keep SQLite's lock.
     with closing(connection.execute(f"SELECT {AUDIT_COLUMNS} FROM audit ORDER BY sequence")) as rows:
         return verify_chain((AuditRow(*row) for row in rows), pruned, head)
@@ -64,8 +64,8 @@ def read_records(connection: sqlite3.Connection) -> Iterator[DeviceRecord]:
 
 
 def read_state(connection: sqlite3.Connection) -> LedgerState:
-    """Return the state needed at startup; the audit trail is not checked here."""
-    _, head = trail_bounds(connection)
+    """Return the state needed at startup; the audit log is not checked here."""
+    _, head = audit_log_bounds(connection)
     under_way = connection.execute("SELECT id, document FROM scrubs WHERE finished = 0 ORDER BY seen, id").fetchall()
     return LedgerState(
         records={record.device: record for record in read_records(connection)},
@@ -77,7 +77,7 @@ def read_state(connection: sqlite3.Connection) -> LedgerState:
 
 @dataclass(frozen=True, slots=True)
 class HistoryBatch:
-    """The result of scanning a part of the trail, newest first.
+    """The result of scanning a part of the audit log, newest first.
 
     Attributes:
         below: the next batch scans rows below this sequence; None when nothing is left to scan.
@@ -100,7 +100,7 @@ def read_history_batch(connection: sqlite3.Connection, query: HistoryQuery, belo
     ).fetchone()
     floor: int | None = None if lowest is None else lowest[0]
     named = HAND_OVER_EVENTS.get(query.outcome or "")
-    wanted = _where(
+    conditions = _where(
         {
             "sequence < ?": below,
             "sequence >= ?": floor,
@@ -113,8 +113,8 @@ def read_history_batch(connection: sqlite3.Connection, query: HistoryQuery, belo
         }
     )
     rows = connection.execute(
-        f"SELECT {AUDIT_COLUMNS} FROM audit {wanted.clause} ORDER BY sequence DESC LIMIT ?",
-        (*wanted.values, query.limit),
+        f"SELECT {AUDIT_COLUMNS} FROM audit {conditions.clause} ORDER BY sequence DESC LIMIT ?",
+        (*conditions.values, query.limit),
     ).fetchall()
     entries = tuple(_entry(connection, AuditRow(*row)) for row in rows)
     return HistoryBatch(entries, entries[-1].sequence if len(entries) == query.limit else floor)
@@ -131,17 +131,17 @@ class _Where:
     values: tuple[object, ...]
 
 
-def _where(asked: dict[str, str | int | float | tuple[str, ...] | None]) -> _Where:
+def _where(parameters: dict[str, str | int | float | tuple[str, ...] | None]) -> _Where:
     """Combine the conditions that have a value; those with several question marks have a tuple of values."""
-    given = {condition: value for condition, value in asked.items() if value is not None}
+    given = {condition: value for condition, value in parameters.items() if value is not None}
     values = [value if isinstance(value, tuple) else (value,) for value in given.values()]
     return _Where(f"WHERE {' AND '.join(given)}" if given else "", tuple(each for some in values for each in some))
 
 
 def _any_of(events: tuple[str, ...]) -> str:
     """Return the condition that an event's name matches one of ``events``, which are also its values."""
-    asked = (f"substr(name, 1, {len(each)}) = ?" if each.endswith(".") else "name = ?" for each in events)
-    return f"({' OR '.join(asked)})"
+    alternatives = (f"substr(name, 1, {len(each)}) = ?" if each.endswith(".") else "name = ?" for each in events)
+    return f"({' OR '.join(alternatives)})"
 
 
 def _entry(connection: sqlite3.Connection, row: AuditRow) -> HistoryEntry:

@@ -1,6 +1,6 @@
 """What the ledger may delete, so that it never fills the disk, and what it must keep.
 
-The length of the audit trail is decisive: once it exceeds its bound, its oldest part is deleted, together with
+The length of the audit log is decisive: once it exceeds its bound, its oldest part is deleted, together with
 everything last written before the first remaining row. No clock is used, because the clock of a node may jump. What the
 current record of a device references is kept, however old.
 """
@@ -29,7 +29,7 @@ class Retention:
     """The limits on what is kept.
 
     Attributes:
-        max_audit_rows: rows of the audit trail, at least ten.
+        max_audit_rows: rows of the audit log, at least ten.
         max_bytes: size of the live pages of the database; above it, each commit prunes until it is below again.
     """
 
@@ -38,9 +38,9 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.max_audit_rows < _MIN_AUDIT_ROWS:
-            raise ValueError(f"an audit trail is at least {_MIN_AUDIT_ROWS} rows long, not {self.max_audit_rows}")
+            raise ValueError(f"an audit log keeps at least {_MIN_AUDIT_ROWS} rows, not {self.max_audit_rows}")
         if self.max_bytes <= 0:
-            raise ValueError("a ledger needs room")
+            raise ValueError("the ledger's size limit is too small")
 
     def cutoff(self, pruned: int, head: int, live_bytes: int) -> int | None:
         """Return the sequence up to which to delete; None while everything is within bounds.

@@ -1,7 +1,7 @@
-"""Comparison of a trail with heads saved outside the node: the only proof that it was not truncated or rewritten.
+"""Comparison of an audit log with heads saved outside the node: the only proof that it was not truncated or rewritten.
 
-Guarantee: "found" is reported only for a row that is in the trail with that hash. If the trail cannot answer, because
-the row was pruned, the result is neither yes nor no.
+Guarantee: "found" is reported only for a row that is in the audit log with that hash. If the audit log cannot answer,
+because the row was pruned, the result is neither yes nor no.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scrubber.ports.record import AuditHead, AuditRow
 __all__ = ["HeadComparison", "HeadStatus", "SavedHead", "SavedHeadChecker"]
 
 _DIGITS = 64
-"""Number of hexadecimal digits of a SHA-256. A prefix is no proof: another trail with the same one can be computed."""
+"""Number of hexadecimal digits of a SHA-256. A prefix is no proof: another audit log with the same one can be computed."""
 _SHOWN_DIGITS = 12
 """Number of digits of a hash in a message, for a person to distinguish two."""
 _HEXADECIMAL = frozenset("0123456789abcdef")
@@ -35,12 +35,13 @@ class SavedHead:
         sequence, colon, digits = text.strip().partition(":")
         digits = digits.lower()
         if not colon or not (sequence.isascii() and sequence.isdecimal()) or len(sequence) > 18 or int(sequence) == 0:
-            raise ValueError(f'"{text}" is no SEQ:HASH; scrubber audit head prints one')
+            raise ValueError(f'"{text}" is not SEQ:HASH; scrubber audit head prints one')
         if not digits or not _HEXADECIMAL.issuperset(digits):
             raise ValueError(f'the hash in "{text}" is not hexadecimal')
         if len(digits) != _DIGITS:
             raise ValueError(
-                f'the hash in "{text}" has {len(digits)} digits; a SHA-256 has {_DIGITS}, and a part of one proves nothing'
+                f'the hash in "{text}" has {len(digits)} digits; a SHA-256 has {_DIGITS}, and a part of one '
+                "proves nothing"
             )
         return cls(int(sequence), digits)
 
@@ -49,20 +50,20 @@ class SavedHead:
 
 
 class HeadStatus(StrEnum):
-    """The result of comparing a trail with a saved head."""
+    """The result of comparing an audit log with a saved head."""
 
     FOUND = "found"
     REPLACED = "replaced"
-    """The row has another hash now, or is missing from the middle of the trail."""
+    """The row has another hash now, or is missing from the middle of the audit log."""
     CUT_OFF = "truncated"
-    """The trail ends before the row, regardless of the recorded end."""
+    """The audit log ends before the row, regardless of the recorded end."""
     CANNOT_TELL = "unknown"
-    """The trail begins after the row."""
+    """The audit log begins after the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadComparison:
-    """One saved head, and its status in a trail."""
+    """One saved head, and its status in an audit log."""
 
     saved_head: SavedHead
     status: HeadStatus
@@ -70,7 +71,7 @@ class HeadComparison:
 
 
 class SavedHeadChecker:
-    """Collects the rows of ``saved_heads`` while a trail is read; see :meth:`compare`."""
+    """Collects the rows of ``saved_heads`` while an audit log is read; see :meth:`compare`."""
 
     def __init__(self, saved_heads: Iterable[SavedHead]) -> None:
         self._saved_heads = tuple(dict.fromkeys(saved_heads))
@@ -84,29 +85,29 @@ class SavedHeadChecker:
             self._hashes.setdefault(row.sequence, row.hash)
 
     def compare(self, pruned: AuditHead, head: AuditHead) -> Sequence[HeadComparison]:
-        """Compare each saved head with the trail between ``pruned`` and ``head``, once every row of it was added."""
+        """Compare each saved head with the audit log between ``pruned`` and ``head``, once every row of it was added."""
         return tuple(HeadComparison(each, *self._compare_head(each, pruned, head)) for each in self._saved_heads)
 
     def _compare_head(self, kept: SavedHead, pruned: AuditHead, head: AuditHead) -> tuple[HeadStatus, str]:
         row = kept.sequence
         found = pruned.hash if row == pruned.sequence else self._hashes.get(row)
         if found == kept.hash:
-            return HeadStatus.FOUND, f"Row {row} is the one that was kept."
+            return HeadStatus.FOUND, f"Row {row} matches the saved head."
         if found is not None:
             return (
                 HeadStatus.REPLACED,
-                f"Row {row} has the hash {found[:_SHOWN_DIGITS]}… now: it, or a row before it, was written anew.",
+                f"Row {row} now has the hash {found[:_SHOWN_DIGITS]}…: it, or a row before it, was rewritten.",
             )
         if row < pruned.sequence:
-            why = f"the rows up to {pruned.sequence} were given up, or left out. Compare a newer head."
-            return HeadStatus.CANNOT_TELL, f"Row {row} cannot be compared any more: {why}"
+            why = f"the rows up to {pruned.sequence} were pruned, or omitted. Compare a newer head."
+            return HeadStatus.CANNOT_TELL, f"Row {row} can no longer be compared: {why}"
         if row > head.sequence:
-            return HeadStatus.CUT_OFF, f"The audit trail ends at row {head.sequence}: its end was cut off."
+            return HeadStatus.CUT_OFF, f"The audit log ends at row {head.sequence}: its end was truncated."
         last = max(self._last, pruned.sequence)
         if row > last:
             # The recorded end shows that the row existed: rows are missing after the last one seen.
             return (
                 HeadStatus.CUT_OFF,
-                f"The audit trail ends at row {last} here: its end was cut off, or cannot be read.",
+                f"The audit log ends at row {last} here: its end was truncated, or cannot be read.",
             )
-        return HeadStatus.REPLACED, f"Row {row} is not there: the audit trail was written anew, or is not whole."
+        return HeadStatus.REPLACED, f"Row {row} is missing: the audit log was rewritten, or is incomplete."

@@ -1,6 +1,6 @@
 """The tables, and how a database is created and opened.
 
-The schema itself keeps the audit trail append-only and contiguous: rows can only be added at the head and removed at
+The schema itself keeps the audit log append-only and contiguous: rows can only be added at the head and removed at
 the pruned end. SQLite's locks are exclusive, so no other process changes the ledger while the service has it open, and
 no shared-memory file can fault when the disk is full.
 """
@@ -31,7 +31,7 @@ _TABLES = (
         health TEXT NOT NULL,
         document TEXT NOT NULL
     ) STRICT, WITHOUT ROWID""",
-    # `seen` is the head of the audit trail when a row was last written: the row is deleted when the trail is pruned
+    # `seen` is the head of the audit log when a row was last written: the row is deleted when the audit log is pruned
     # past it.
     """CREATE TABLE grants (
         device TEXT NOT NULL REFERENCES devices (device),
@@ -84,19 +84,19 @@ _TRIGGERS = (
     WHEN NOT EXISTS (
         SELECT 1 FROM chain WHERE head_sequence = NEW.sequence - 1 AND head_hash = NEW.prev_hash
     )
-    BEGIN SELECT RAISE(ABORT, 'an audit row must follow the head of the trail'); END""",
+    BEGIN SELECT RAISE(ABORT, 'an audit row must follow the head of the audit log'); END""",
     """CREATE TRIGGER audit_moves_its_head AFTER INSERT ON audit
     BEGIN UPDATE chain SET head_sequence = NEW.sequence, head_hash = NEW.hash; END""",
     """CREATE TRIGGER audit_is_never_changed BEFORE UPDATE ON audit
-    BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END""",
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END""",
     """CREATE TRIGGER audit_shrinks_at_its_pruned_end BEFORE DELETE ON audit
     WHEN OLD.sequence > (SELECT pruned_sequence FROM chain)
-    BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END""",
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END""",
     """CREATE TRIGGER chain_never_goes_back BEFORE UPDATE ON chain
     WHEN NEW.pruned_sequence < OLD.pruned_sequence OR NEW.head_sequence < OLD.head_sequence
-    BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END""",
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END""",
     """CREATE TRIGGER chain_stays BEFORE DELETE ON chain
-    BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END""",
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END""",
 )
 
 
@@ -155,11 +155,11 @@ def open_database(path: Path, *, reported_directory: Path | None = None) -> sqli
             raise LedgerFailure(f"The ledger in {reported_directory} lost records of devices; {START_OVER_HINT}")
         if _definitions(connection) != _our_definitions():
             raise LedgerFailure(
-                f"The tables of the ledger in {reported_directory} were changed by somebody; {START_OVER_HINT}"
+                f"The tables of the ledger in {reported_directory} were changed by another program; {START_OVER_HINT}"
             )
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != ("wal",):
-            raise LedgerFailure(f"The ledger in {reported_directory} cannot keep a write-ahead log; use a local disk.")
+            raise LedgerFailure(f"The ledger in {reported_directory} cannot use a write-ahead log; use a local disk.")
         # The ledger checkpoints after its commits; SQLite's own checkpoint, before a commit, is a fallback when that is
         # late.
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
@@ -177,11 +177,11 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         raise LedgerFailure(f"{path} is a database, but not a ledger; {START_OVER_HINT}")
     if version > SCHEMA:
         raise LedgerFailure(
-            f"The ledger in {path.parent} was written by a newer version of this program (schema {version}, this one "
-            f"knows {SCHEMA}); upgrade, or {START_OVER_HINT}"
+            f"The ledger in {path.parent} was written by a newer version of this program (schema {version}; "
+            f"this one reads {SCHEMA}); upgrade, or {START_OVER_HINT}"
         )
     if version < 1:
-        raise LedgerFailure(f"The ledger in {path.parent} has schema {version}, which never was; {START_OVER_HINT}")
+        raise LedgerFailure(f"The ledger in {path.parent} has the unknown schema {version}; {START_OVER_HINT}")
 
 
 def _definitions(connection: sqlite3.Connection) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from scrubber.adapters.ledger.failures import START_OVER_HINT, contradiction_message, ledger_failure
 from scrubber.adapters.ledger.json_codec import CodecError
+from scrubber.adapters.ledger.pages import check_before, first_page, next_page
 from scrubber.adapters.ledger.queries import (
     HistoryBatch,
     read_certificate,
@@ -33,18 +34,17 @@ from scrubber.adapters.ledger.reserve import RESERVE_BYTES, DiskReserve
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, MAX_BYTES, Retention
 from scrubber.adapters.ledger.schema import create_database, open_database
 from scrubber.adapters.ledger.state_directory import FileIdentity, StateDirectory, filesystem_magic
-from scrubber.adapters.ledger.trail import check_before, first_page, next_page
 from scrubber.adapters.ledger.transaction import store_change
 from scrubber.domain.errors import FatalError, LedgerFailure
 from scrubber.domain.evidence import Certificate
 from scrubber.ports.record import (
     CHAIN_START,
     AuditHead,
+    AuditLogPage,
     HistoryEntry,
     HistoryQuery,
     LedgerChange,
     LedgerState,
-    TrailPage,
 )
 
 __all__ = ["SqliteLedger"]
@@ -132,17 +132,17 @@ class SqliteLedger:
         found: list[HistoryEntry] = []
         below = query.before
         while len(found) < query.limit:
-            wanted = replace(query, limit=min(_HISTORY_BATCH_ROWS, query.limit - len(found)))
-            seen = await self._run(partial(self._history_batch, wanted, below))
+            batch_query = replace(query, limit=min(_HISTORY_BATCH_ROWS, query.limit - len(found)))
+            seen = await self._run(partial(self._history_batch, batch_query, below))
             found.extend(seen.entries)
             below = seen.below
             if below is None:
                 break
         return found
 
-    async def pages(self, after: int = 0) -> AsyncIterator[TrailPage]:
-        """See :class:`scrubber.ports.record.AuditTrail`; a page is at most 500 rows."""
-        page: TrailPage | None = await self._run(partial(self._first_page, after))
+    async def pages(self, after: int = 0) -> AsyncIterator[AuditLogPage]:
+        """See :class:`scrubber.ports.record.AuditLog`; a page is at most 500 rows."""
+        page: AuditLogPage | None = await self._run(partial(self._first_page, after))
         while page is not None:
             yield page
             page = await self._run(partial(self._next_page, page))
@@ -187,7 +187,8 @@ class SqliteLedger:
             raise ledger_failure(error, self._directory.directory) from error
         except CodecError as error:
             raise LedgerFailure(
-                f"The ledger in {self._directory.directory} holds what this program cannot read ({error}); {START_OVER_HINT}"
+                f"The ledger in {self._directory.directory} contains data that this program cannot read "
+                f"({error}); {START_OVER_HINT}"
             ) from error
 
     def _record_health(self, work: Callable[[], T]) -> T:
@@ -211,7 +212,7 @@ class SqliteLedger:
             report = verify_stored_chain(connection)
             if not report.intact:
                 raise LedgerFailure(
-                    f"{report.message} The ledger in {self._directory.directory} cannot be believed; {START_OVER_HINT}"
+                    f"{report.message} The ledger in {self._directory.directory} cannot be trusted; {START_OVER_HINT}"
                 )
             found = read_state(connection)
             self._refill_reserve()
@@ -291,12 +292,12 @@ class SqliteLedger:
     def _history_batch(self, query: HistoryQuery, below: int | None) -> HistoryBatch:
         return read_history_batch(self._require_connection(), query, below)
 
-    def _first_page(self, after: int) -> TrailPage:
+    def _first_page(self, after: int) -> AuditLogPage:
         connection = self._require_connection()
         connection.execute("PRAGMA shrink_memory")  # read what is on the disk now, not what was cached from it
         return first_page(connection, after)
 
-    def _next_page(self, page: TrailPage) -> TrailPage | None:
+    def _next_page(self, page: AuditLogPage) -> AuditLogPage | None:
         return next_page(self._require_connection(), page)
 
     def _checkpoint(self) -> None:

@@ -95,19 +95,19 @@ class StateDirectory:
         found = self.directory.stat()
         if found.st_uid != os.geteuid():
             raise InvalidConfiguration(
-                f"The state directory {self.directory} belongs to uid {found.st_uid}, the service runs as uid "
-                f"{os.geteuid()}; give it to that user, or name another with --state-dir."
+                f"The state directory {self.directory} belongs to uid {found.st_uid}, but the service runs as "
+                f"uid {os.geteuid()}; change its owner, or pass another directory with --state-dir."
             )
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise InvalidConfiguration(
-                f"Others may write into the state directory {self.directory} (mode {stat.S_IMODE(found.st_mode):04o}); "
-                f"run: chmod 700 {self.directory}"
+                f"The state directory {self.directory} is writable by other users (mode "
+                f"{stat.S_IMODE(found.st_mode):04o}); run: chmod 700 {self.directory}"
             )
         kind = UNSUPPORTED_FILESYSTEMS.get(self._filesystem(self.directory))
         if kind is not None:
             raise InvalidConfiguration(
-                f"The state directory {self.directory} is on {kind}, where a ledger cannot be kept safe; "
-                "name a directory on a local disk with --state-dir."
+                f"The state directory {self.directory} is on {kind}, where a ledger cannot be stored safely; "
+                "pass a directory on a local disk with --state-dir."
             )
         self._make_private()
 
@@ -142,8 +142,8 @@ class StateDirectory:
             except BlockingIOError:
                 owner = value_in(os.pread(descriptor, 32, 0)) or "unknown"
                 raise AlreadyRunning(
-                    f"Another scrub service (PID {owner}) owns the ledger in {self.directory}; stop it first, or give "
-                    "this one a directory of its own with --state-dir."
+                    f"Another scrub service (PID {owner}) owns the ledger in {self.directory}; stop it first, "
+                    "or pass another directory with --state-dir."
                 ) from None
             written = os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
             os.ftruncate(descriptor, written)  # after the write: on a full disk the space of the previous PID is reused
@@ -176,9 +176,9 @@ class StateDirectory:
         for path, identity in opened.items():
             if _file_identity(path) != identity:
                 raise LedgerFailure(
-                    f"{path} was removed, renamed or replaced while the service runs, so what it writes would be lost; "
-                    "put the file back where it was, or restart the service and do what it then says; hand-overs are "
-                    "refused until then."
+                    f"{path} was removed, renamed or replaced while the service was running, so its changes "
+                    "would be lost; restore the file to its place, or restart the service and follow its "
+                    "messages; hand-overs are refused until then."
                 )
 
     def ensure_database(self, create: Callable[[Path], None]) -> None:
@@ -198,14 +198,14 @@ class StateDirectory:
         if self.database.exists():
             if self.database.stat().st_size == 0:
                 raise LedgerFailure(
-                    f"The ledger in {self.directory} is empty, its records were lost; {START_OVER_HINT}"
+                    f"The ledger in {self.directory} is empty: its records were lost; {START_OVER_HINT}"
                 )
         else:
             remains = [path.name for path in (self.marker, *self.directory.glob("ledger.db-*")) if path.exists()]
             if remains:
                 raise LedgerFailure(
-                    f"ledger.db is missing in {self.directory}, but {' and '.join(remains)} shows that there was a "
-                    f"ledger; {START_OVER_HINT}"
+                    f"ledger.db is missing in {self.directory}, but {' and '.join(remains)} shows that a "
+                    f"ledger existed; {START_OVER_HINT}"
                 )
             os.close(os.open(self.temporary_database, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             create(self.temporary_database)

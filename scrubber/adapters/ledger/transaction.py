@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from scrubber.adapters.ledger.chain import chain_events
 from scrubber.adapters.ledger.documents import CERTIFICATE, GRANT, RECORD, SCRUB
 from scrubber.adapters.ledger.failures import contradiction_message
-from scrubber.adapters.ledger.queries import read_records, trail_bounds
+from scrubber.adapters.ledger.queries import audit_log_bounds, read_records
 from scrubber.adapters.ledger.retention import ReferencedRows, Retention
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate
@@ -26,7 +26,7 @@ def store_change(connection: sqlite3.Connection, change: LedgerChange, retention
     """Store ``change`` durably and prune rows beyond ``retention`` in the same transaction; return the new head."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        pruned, head = trail_bounds(connection)
+        pruned, head = audit_log_bounds(connection)
         head = _add_events(connection, head, change.events)
         _put_records(connection, change.records)
         for scrub in change.scrubs:
@@ -81,7 +81,7 @@ def _put_records(connection: sqlite3.Connection, changed: Iterable[DeviceRecord]
         if record.version != stored + 1:
             raise LedgerFailure(
                 contradiction_message(
-                    f"brings device {record.device} to version {record.version}, the ledger has {stored}"
+                    f"would set device {record.device} to version {record.version}, but the ledger has {stored}"
                 )
             )
         connection.execute(
@@ -102,7 +102,7 @@ def _put_certificate(connection: sqlite3.Connection, certificate: Certificate, h
         (certificate.id, certificate.device, certificate.next_grant, head.sequence, CERTIFICATE.encode(certificate)),
     )
     if stored.rowcount != 1:
-        raise LedgerFailure(contradiction_message(f"rewrites certificate {certificate.id}, which is used up"))
+        raise LedgerFailure(contradiction_message(f"would change certificate {certificate.id}, which was already used"))
 
 
 def _live_bytes(connection: sqlite3.Connection) -> int:

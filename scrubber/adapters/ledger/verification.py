@@ -1,6 +1,6 @@
-"""Verification of a whole trail: its chain, and the heads saved elsewhere, in one pass over its pages.
+"""Verification of a whole audit log: its chain, and the heads saved elsewhere, in one pass over its pages.
 
-Guarantee: a trail is intact only when nothing contradicts it and every saved head could be compared.
+Guarantee: an audit log is intact only when nothing contradicts it and every saved head could be compared.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from enum import StrEnum
 
 from scrubber.adapters.ledger.chain import ChainVerifier
 from scrubber.adapters.ledger.saved_heads import HeadComparison, HeadStatus, SavedHead, SavedHeadChecker
-from scrubber.ports.record import CHAIN_START, AuditHead, AuditRow, TrailPage
+from scrubber.ports.record import CHAIN_START, AuditHead, AuditLogPage, AuditRow
 
-__all__ = ["ChainVerdict", "TrailVerification", "TrailVerifier"]
+__all__ = ["AuditLogVerification", "AuditLogVerifier", "ChainVerdict"]
 
 
 class ChainVerdict(StrEnum):
@@ -25,13 +25,13 @@ class ChainVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TrailVerification:
+class AuditLogVerification:
     """The details of a verification.
 
     Attributes:
         message: what is wrong and where, or that nothing is.
         rows: number of rows; ``first`` and ``last`` are None when there are none.
-        pruned, head: the two ends of the trail, as recorded next to it.
+        pruned, head: the two ends of the audit log, as recorded next to it.
         comparisons: one for each saved head.
     """
 
@@ -46,7 +46,7 @@ class TrailVerification:
 
 
 # See docs/decisions/0034-audit-log-is-verified-by-its-reader.md.
-class TrailVerifier:
+class AuditLogVerifier:
     """Takes the pages of one reading in order: :meth:`add_page` for each, then :meth:`result`."""
 
     def __init__(self, saved_heads: Iterable[SavedHead] = ()) -> None:
@@ -56,7 +56,7 @@ class TrailVerifier:
         self._first: AuditRow | None = None
         self._last: AuditRow | None = None
 
-    def add_page(self, page: TrailPage) -> None:
+    def add_page(self, page: AuditLogPage) -> None:
         if self._chain_verifier is None:
             self._chain_verifier = ChainVerifier(page.preceding_head)
             self._pruned, self._head = page.preceding_head, page.head
@@ -65,7 +65,7 @@ class TrailVerifier:
             self._head_checker.add_row(row)
             self._first, self._last = self._first or row, row
 
-    def result(self, flaw: str = "") -> TrailVerification:
+    def result(self, flaw: str = "") -> AuditLogVerification:
         """Return the result of the verification.
 
         Args:
@@ -81,6 +81,6 @@ class TrailVerifier:
             message = flaw or (report.message if not report.intact else against[0].message)
         elif undecided:
             verdict, message = ChainVerdict.CANNOT_TELL, undecided[0].message
-        return TrailVerification(
+        return AuditLogVerification(
             verdict, message, report.rows, self._first, self._last, self._pruned, self._head, comparisons
         )

@@ -105,8 +105,8 @@ async def nvidia_backend(
     """
     if find_spec("pynvml") is None:  # searched for, not loaded; without it every driver child would only exit
         raise InvalidConfiguration(
-            "nvidia-ml-py is not installed, so no GPU can be asked anything: install the service with its extra cuda12 "
-            "(or cuda13, as the driver's version asks)."
+            "nvidia-ml-py is not installed, so no GPU can be queried: install the service with its extra "
+            "cuda12 (or cuda13, depending on the driver's version)."
         )
     own = children or Children()
     locks = state / "locks"

@@ -86,7 +86,7 @@ def _fingerprint_lines(places: DriverPaths) -> Iterator[str]:
 def _unusable_reason(places: DriverPaths, address: str, *, named: bool) -> str | None:
     driver = _driver_of(places.pci_devices / address)
     if driver is not None and driver != _DRIVER:
-        return f"The GPU at {address} is bound to {driver}: it is passed through to something else, and not ours to hand out."
+        return f"The GPU at {address} is bound to {driver}: it is passed through and is not advertised."
     if not named and driver is None:
         return f"No driver is bound to the GPU at {address}."
     if _excluded(places.proc_driver / "gpus" / address / "information"):

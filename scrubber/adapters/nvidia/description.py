@@ -84,9 +84,9 @@ def exclusion_reason(gpu: GpuDescription, address: str) -> str | None:
     """Return the message why no device of ``gpu`` is advertised; None when at least one is."""
     mode = dict(gpu.traits).get("virtualization")
     if mode in _HOSTS_OF_VGPUS:
-        return f"The GPU at {address} is a host of vGPUs ({mode}): virtual machines share it, and it is not ours to hand out."
+        return f"The GPU at {address} is a vGPU host ({mode}): virtual machines share it, so it is not advertised."
     if gpu.mig and not gpu.instances:
-        return f"The GPU at {address} is in MIG mode and has no instances: create some, or turn MIG mode off."
+        return f"The GPU at {address} is in MIG mode and has no instances: create some, or disable MIG mode."
     return None
 
 

@@ -103,7 +103,7 @@ class NvmlRequestHandler:
         if ask == "describe":
             return describe(self._session.gpu(_text(request, "pci")))
         if ask not in self._device_handlers:
-            raise Fault("unreadable", f"NVML's child knows no question {ask!r}.")
+            raise Fault("unreadable", f"NVML's child process does not support the request {ask!r}.")
         try:
             return self._device_handlers[ask](self._target(request), request)
         except (DriverUnavailable, NvmlFault) as fault:
@@ -125,17 +125,17 @@ class NvmlRequestHandler:
         }
 
     def _target(self, question: Message) -> NvmlTarget:
-        address, wanted, instance = _text(question, "pci"), _text(question, "gpu"), question.get("instance")
+        address, uuid, instance = _text(question, "pci"), _text(question, "gpu"), question.get("instance")
         gpu = self._session.gpu(address)
-        there = gpu.uuid()
-        if there != wanted:
-            raise Fault("lost", f"GPU {address} is another one now ({there}, not {wanted}).")
+        found_uuid = gpu.uuid()
+        if found_uuid != uuid:
+            raise Fault("lost", f"GPU {address} was replaced by another one ({found_uuid}, not {uuid}).")
         if instance is None:
             return NvmlTarget(gpu, None)
         for each in gpu.instances():
             if each.uuid() == instance:
                 return NvmlTarget(gpu, each)
-        raise Fault("lost", f"GPU {address} has no MIG instance {instance} any more.")
+        raise Fault("lost", f"GPU {address} no longer has the MIG instance {instance}.")
 
     def _snapshot(self, target: NvmlTarget, question: Message) -> Message:
         gpu = target.gpu
@@ -170,12 +170,12 @@ def _usage(target: NvmlTarget, _: Message) -> Message:
 
 
 def _restore(target: NvmlTarget, question: Message) -> Message:
-    wanted = question.get("wanted")
-    if not isinstance(wanted, dict):
+    expected = question.get("wanted")
+    if not isinstance(expected, dict):
         raise Fault("unreadable", "Settings to restore must be an object.")
     if target.instance is not None:
         return {"values": {}}
-    return {"values": restore(target.gpu, {str(name): str(value) for name, value in wanted.items()})}
+    return {"values": restore(target.gpu, {str(name): str(value) for name, value in expected.items()})}
 
 
 def _compute_mode(target: NvmlTarget, _: Message) -> Message:
@@ -213,13 +213,13 @@ def _set(gpu: NvmlGpu, setting: NvmlSetting, mode: str) -> None:
     try:
         setting.write(gpu, mode)
     except ValueError as error:
-        raise Fault("unreadable", f"{gpu.label}: {mode!r} is no value of {setting.name}: {error}.") from error
+        raise Fault("unreadable", f"{gpu.label}: {mode!r} is not a value of {setting.name}: {error}.") from error
 
 
 def _text(question: Message, key: str) -> str:
     found = question.get(key)
     if not isinstance(found, str):
-        raise Fault("unreadable", f"A question to NVML names {key!r}.")
+        raise Fault("unreadable", f"An NVML request must contain the string {key!r}.")
     return found
 
 

@@ -89,13 +89,13 @@ def read_conditions(gpu: NvmlGpu, counters: Mapping[str, int]) -> Mapping[str, s
         found.update(part(gpu))
     retired = counters.get("retired_pages", 0)
     if retired >= _MAX_RETIRED_PAGES:
-        found["page-retirement-limit"] = f"{retired} pages retired, {_MAX_RETIRED_PAGES} is the limit"
+        found["page-retirement-limit"] = f"{retired} pages retired; the limit is {_MAX_RETIRED_PAGES}"
     return found
 
 
 def reset_required_condition() -> Mapping[str, str]:
     """Return the only condition that is known of a GPU that replies to nothing until it is reset."""
-    return {"reset-required": "the driver answers nothing about it until it is reset"}
+    return {"reset-required": "the driver does not respond for it until it is reset"}
 
 
 def scrub_on_free_condition(proc_driver: Path) -> Mapping[str, str]:
@@ -111,11 +111,11 @@ def scrub_on_free_condition(proc_driver: Path) -> Mapping[str, str]:
 def _memory(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
     rows = gpu.optional("nvmlDeviceGetRemappedRows")
     if rows is not None and rows[2]:
-        yield "row-remap-pending", "rows are remapped with the next reset"
+        yield "row-remap-pending", "rows will be remapped by the next reset"
     if rows is not None and rows[3]:
         yield "row-remap-failure", "a row could not be remapped"
     if _number(gpu, "nvmlDeviceGetRetiredPagesPendingStatus"):
-        yield "page-retirement-pending", "pages are retired with the next reset"
+        yield "page-retirement-pending", "pages will be retired by the next reset"
 
 
 def _clocks(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
@@ -124,7 +124,7 @@ def _clocks(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
         reasons = _number(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons") or 0
     for bit, code in _SLOWDOWNS:
         if reasons & bit:
-            yield code, f"clocks are held down, reasons {reasons:#x}"
+            yield code, f"clocks are reduced, reasons {reasons:#x}"
 
 
 def _pcie(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
@@ -176,7 +176,7 @@ def _modes(gpu: NvmlGpu) -> Iterator[tuple[str, str]]:
     for function, code in (("nvmlDeviceGetEccMode", "ecc-mode-pending"), ("nvmlDeviceGetMigMode", "mig-mode-pending")):
         modes = gpu.optional(function)
         if modes is not None and modes[0] != modes[1]:
-            yield code, f"{words.get(modes[0], modes[0])}, {words.get(modes[1], modes[1])} after a reset"
+            yield code, f"{words.get(modes[0], modes[0])}; {words.get(modes[1], modes[1])} after a reset"
 
 
 def _retired_pages(gpu: NvmlGpu) -> int | None:

@@ -49,7 +49,7 @@ def pci_address_of(device: Device) -> str:
     """
     address = dict(device.traits).get("pci_address")
     if address is None:
-        raise Unreadable(f"Device {device.index} has no PCI address, so the driver cannot be asked about it.")
+        raise Unreadable(f"Device {device.index} has no PCI address, so the driver cannot be queried about it.")
     return address
 
 
@@ -72,7 +72,7 @@ def text(answer: Mapping[str, object], key: str) -> str:
     """
     found = answer.get(key)
     if not isinstance(found, str) or not found:
-        raise _malformed(key, "is no text")
+        raise _malformed(key, "is not a string")
     return found
 
 
@@ -84,7 +84,7 @@ def optional_text(answer: Mapping[str, object], key: str) -> str | None:
 def count(answer: Mapping[str, object], key: str) -> int:
     found = answer.get(key)
     if not isinstance(found, int) or isinstance(found, bool):
-        raise _malformed(key, "is no number")
+        raise _malformed(key, "is not a number")
     return found
 
 
@@ -96,14 +96,14 @@ def optional_count(answer: Mapping[str, object], key: str) -> int | None:
 def texts(answer: Mapping[str, object], key: str) -> dict[str, str]:
     found = answer.get(key)
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
-        raise _malformed(key, "is no object of texts")
+        raise _malformed(key, "is not an object of strings")
     return found
 
 
 def counts(answer: Mapping[str, object], key: str) -> dict[str, int]:
     found = answer.get(key)
     if not isinstance(found, dict) or not all(type(each) is int for each in found.values()):
-        raise _malformed(key, "is no object of numbers")
+        raise _malformed(key, "is not an object of numbers")
     return found
 
 
@@ -111,9 +111,9 @@ def objects(answer: Mapping[str, object], key: str) -> Sequence[Mapping[str, obj
     """Return the list of objects under ``key``."""
     found = answer.get(key)
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise _malformed(key, "is no list of objects")
+        raise _malformed(key, "is not a list of objects")
     return found
 
 
 def _malformed(key: str, what: str) -> Unreadable:
-    return Unreadable(f"The driver's answer makes no sense: {key!r} {what}.")
+    return Unreadable(f"The driver's response is invalid: {key!r} {what}.")

@@ -90,7 +90,7 @@ def _write(gpu: NvmlGpu, setting: NvmlSetting, text: str) -> None:
     try:
         setting.write(gpu, text)
     except ValueError as error:
-        raise Fault("unreadable", f"{gpu.label}: {text!r} is no value of {setting.name}: {error}.") from error
+        raise Fault("unreadable", f"{gpu.label}: {text!r} is not a value of {setting.name}: {error}.") from error
     except NvmlFault as fault:
         if not fault.not_applicable:
             raise
@@ -194,11 +194,11 @@ def _read_offsets(gpu: NvmlGpu) -> tuple[str, str] | None:
 
 
 def _write_offsets(gpu: NvmlGpu, text: str) -> None:
-    wanted = parse_offsets(text)
+    offsets = parse_offsets(text)
     for place, value in (_offsets(gpu) or {}).items():
-        if value != wanted.get(place, 0):
+        if value != offsets.get(place, 0):
             clock, pstate = place
-            gpu.checked("nvmlDeviceSetClockOffsets", ctypes.byref(_offset(clock, pstate, wanted.get(place, 0))))
+            gpu.checked("nvmlDeviceSetClockOffsets", ctypes.byref(_offset(clock, pstate, offsets.get(place, 0))))
 
 
 def _offsets(gpu: NvmlGpu) -> dict[tuple[str, int], int] | None:

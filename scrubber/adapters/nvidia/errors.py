@@ -72,24 +72,23 @@ class DriverUnavailable(Fault):
 
 
 NVML_ERRORS: Mapping[int, NvmlErrorInfo] = {
-    1: NvmlErrorInfo(NvmlErrorKind.AWAY, "NVML is not initialised; the driver is asked again with the next look."),
+    1: NvmlErrorInfo(NvmlErrorKind.AWAY, "NVML is not initialised; the driver is queried again with the next check."),
     2: NvmlErrorInfo(
         NvmlErrorKind.UNREADABLE,
-        "NVML calls an argument invalid: the GPU is not there as it was described, or the library is older than we know.",
+        "NVML reports an invalid argument: the GPU is not as it was described, or the library is older than "
+        "this service supports.",
     ),
-    3: NvmlErrorInfo(NvmlErrorKind.NOT_APPLICABLE, "This GPU does not support it."),
+    3: NvmlErrorInfo(NvmlErrorKind.NOT_APPLICABLE, "This GPU does not support the request."),
     4: NvmlErrorInfo(
         NvmlErrorKind.UNREADABLE, "NVML denies permission: run the scrub service as root with CAP_SYS_ADMIN."
     ),
-    5: NvmlErrorInfo(
-        NvmlErrorKind.UNREADABLE, "NVML says that it was initialised twice, which is a defect of this service."
-    ),
+    5: NvmlErrorInfo(NvmlErrorKind.UNREADABLE, "NVML was initialised twice, which is a bug in this service."),
     6: NvmlErrorInfo(
-        NvmlErrorKind.LOST, "The driver does not find it any more; look for it with lspci and nvidia-smi -L."
+        NvmlErrorKind.LOST, "The driver no longer finds the GPU; look for it with lspci and nvidia-smi -L."
     ),
     7: NvmlErrorInfo(
         NvmlErrorKind.UNREADABLE,
-        "What the driver has to say does not fit what it asked for a moment ago; it is asked again.",
+        "The driver's data no longer fits the buffer size that it requested; the query is retried.",
     ),
     8: NvmlErrorInfo(NvmlErrorKind.UNREADABLE, "The GPU gets too little power: check its external power cables."),
     9: NvmlErrorInfo(
@@ -97,61 +96,62 @@ NVML_ERRORS: Mapping[int, NvmlErrorInfo] = {
     ),
     10: NvmlErrorInfo(
         NvmlErrorKind.STUCK,
-        "The driver gave up waiting for the GPU; if this goes on, reset the GPU or reboot the node.",
+        "The driver timed out waiting for the GPU; if this persists, reset the GPU or reboot the node.",
     ),
     11: NvmlErrorInfo(
         NvmlErrorKind.UNREADABLE,
-        "The kernel sees a problem with the GPU's interrupts: look into dmesg, then reseat the GPU or move it to another slot.",
+        "The kernel has a problem with the GPU's interrupts: check dmesg, then reseat the GPU or move it to "
+        "another slot.",
     ),
     12: NvmlErrorInfo(
         NvmlErrorKind.AWAY,
-        "The driver's library (libnvidia-ml.so.1) is not found: install the driver, or say where it is (--nvidia-driver-root).",
+        "The driver's library (libnvidia-ml.so.1) was not found: install the driver, or pass its location "
+        "(--nvidia-driver-root).",
     ),
     13: NvmlErrorInfo(
-        NvmlErrorKind.NOT_APPLICABLE, "The driver's library has no such function: it is older than this service knows."
+        NvmlErrorKind.NOT_APPLICABLE,
+        "The driver's library does not have this function: it is older than this service supports.",
     ),
     14: NvmlErrorInfo(NvmlErrorKind.UNREADABLE, "The GPU's InfoROM is corrupt: have the GPU serviced."),
     15: NvmlErrorInfo(
         NvmlErrorKind.LOST, "The GPU has fallen off the bus or is inaccessible: reset it, or reboot the node."
     ),
-    16: NvmlErrorInfo(NvmlErrorKind.UNREADABLE, "The GPU answers nothing until it is reset (nvidia-smi --gpu-reset)."),
+    16: NvmlErrorInfo(NvmlErrorKind.UNREADABLE, "The GPU does not respond until it is reset (nvidia-smi --gpu-reset)."),
     17: NvmlErrorInfo(
         NvmlErrorKind.UNREADABLE,
         "The operating system denies access to the GPU: check the device cgroup and the permissions of /dev/nvidia*.",
     ),
     18: NvmlErrorInfo(
         NvmlErrorKind.AWAY,
-        "The driver and its library are of different versions: reboot, or reload the driver after its update.",
+        "The versions of the driver and its library differ: reboot, or reload the driver after its update.",
     ),
-    19: NvmlErrorInfo(NvmlErrorKind.HELD, "Somebody is using it; it can be done once nobody does."),
+    19: NvmlErrorInfo(NvmlErrorKind.HELD, "A process is using the GPU; retry once none does."),
     20: NvmlErrorInfo(NvmlErrorKind.AWAY, "The node has too little memory for the driver's library."),
-    21: NvmlErrorInfo(NvmlErrorKind.UNREADABLE, "The driver has no data about it."),
-    22: NvmlErrorInfo(NvmlErrorKind.NOT_APPLICABLE, "vGPUs do not support this with ECC on."),
-    23: NvmlErrorInfo(NvmlErrorKind.AWAY, "The driver is short of resources; it is asked again."),
+    21: NvmlErrorInfo(NvmlErrorKind.UNREADABLE, "The driver has no data."),
+    22: NvmlErrorInfo(NvmlErrorKind.NOT_APPLICABLE, "vGPUs do not support this with ECC enabled."),
+    23: NvmlErrorInfo(NvmlErrorKind.AWAY, "The driver is short of resources; the query is retried."),
     24: NvmlErrorInfo(
         NvmlErrorKind.UNREADABLE,
-        "The GPU does not know this frequency: name one that nvidia-smi -q -d SUPPORTED_CLOCKS lists.",
+        "The GPU does not support this frequency: use one that nvidia-smi -q -d SUPPORTED_CLOCKS lists.",
     ),
     25: NvmlErrorInfo(
         NvmlErrorKind.NOT_APPLICABLE,
-        "The driver's library does not know this version of the question: it is older than this service.",
+        "The driver's library does not support this version of the request: it is older than this service.",
     ),
-    26: NvmlErrorInfo(NvmlErrorKind.NOT_APPLICABLE, "The driver has given this function up."),
+    26: NvmlErrorInfo(NvmlErrorKind.NOT_APPLICABLE, "The driver no longer supports this function."),
     27: NvmlErrorInfo(
-        NvmlErrorKind.AWAY, "The GPU is not ready yet; with confidential computing it must be set ready first."
+        NvmlErrorKind.AWAY, "The GPU is not ready; with confidential computing it must be set ready first."
     ),
-    28: NvmlErrorInfo(NvmlErrorKind.LOST, "There is no such GPU; look for it with lspci and nvidia-smi -L."),
+    28: NvmlErrorInfo(NvmlErrorKind.LOST, "This GPU does not exist; look for it with lspci and nvidia-smi -L."),
     29: NvmlErrorInfo(NvmlErrorKind.UNREADABLE, "The GPU is in a state that does not allow this."),
     30: NvmlErrorInfo(NvmlErrorKind.UNREADABLE, "The GPU does not support this type of reset."),
     999: NvmlErrorInfo(
         NvmlErrorKind.UNREADABLE,
-        "The driver reports an internal error: look into dmesg; a reset or a reboot may cure it.",
+        "The driver reports an internal error: check dmesg; a reset or a reboot may help.",
     ),
 }
 
-_UNKNOWN_ERROR = NvmlErrorInfo(
-    NvmlErrorKind.UNREADABLE, "The driver answers with an error that this service does not know."
-)
+_UNKNOWN_ERROR = NvmlErrorInfo(NvmlErrorKind.UNREADABLE, "The driver reports an error that this service does not know.")
 
 
 def error_info(nvml_code: int) -> NvmlErrorInfo:

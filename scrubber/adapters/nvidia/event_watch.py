@@ -49,12 +49,12 @@ def event_signal(device: str, kind: int, data: int) -> Signal:
     return Signal(device, "lost" if kind == _UNAVAILABLE else "changed")
 
 
-def _concerns(told: _Part, part: _Part) -> bool:
-    """Whether an event that names ``told`` concerns ``part``.
+def _concerns(place: _Part, part: _Part) -> bool:
+    """Whether an event that names ``place`` concerns ``part``.
 
     An event without instances is the GPU's, and concerns all.
     """
-    return all(None in pair or pair[0] == pair[1] for pair in zip(told, part, strict=True))
+    return all(None in pair or pair[0] == pair[1] for pair in zip(place, part, strict=True))
 
 
 @dataclass(slots=True, eq=False)
@@ -127,8 +127,8 @@ class EventWatch:
         found: Counter[int] = Counter()
         if device in self._gpu_parts:
             gpu, part = self._gpu_parts[device]
-            for (told, code), times in self._xids.get(gpu, Counter()).items():
-                if _concerns(told, part):
+            for (place, code), times in self._xids.get(gpu, Counter()).items():
+                if _concerns(place, part):
                     found[code] += times
         return found
 
@@ -216,7 +216,7 @@ class EventWatch:
         watched = self._gpus.get(gpu)
         if watched is None:
             return
-        watched.unwatched_reason = "It is being reset."
+        watched.unwatched_reason = "The GPU is being reset."
         undying = await asyncio.shield(self._end(watched))
         if undying is not None:
             raise DriverTimeout(_cannot_be_ended(undying, gpu))
@@ -353,7 +353,7 @@ class EventWatch:
             while True:
                 received = self._handle_message(gpu, await child.receive_within(self._silence_timeout)) or received
         except TimeoutError:
-            gpu.unwatched_reason = f"The driver did not answer about its events for {self._silence_timeout:g} s."
+            gpu.unwatched_reason = f"The driver did not respond about its events for {self._silence_timeout:g} s."
         except (ChildDied, Unreadable) as error:
             gpu.unwatched_reason = str(error)
         except _EventsEnded as end:
@@ -396,10 +396,10 @@ class EventWatch:
         self._record_event(gpu, kind, data, (optional_count(message, "gi"), optional_count(message, "ci")))
         return True
 
-    def _record_event(self, gpu: _WatchedGpu, kind: int, data: int, told: _Part) -> None:
+    def _record_event(self, gpu: _WatchedGpu, kind: int, data: int, place: _Part) -> None:
         if kind == _XID:
-            self._xids.setdefault(gpu.uuid, Counter())[told, data] += 1
-        signals = [event_signal(device, kind, data) for device, part in gpu.parts.items() if _concerns(told, part)]
+            self._xids.setdefault(gpu.uuid, Counter())[place, data] += 1
+        signals = [event_signal(device, kind, data) for device, part in gpu.parts.items() if _concerns(place, part)]
         if kind == _MIG_CONFIGURED:
             signals.append(Signal(None, "changed"))
         self._signals.publish(signals)
@@ -427,8 +427,8 @@ async def _wait_until_known(gpus: Iterable[_WatchedGpu], deadline: float) -> Non
 
 def _cannot_be_ended(child: Child, gpu: str) -> str:
     return (
-        f"Process {child.pid}, which waits for events of {gpu}, has not returned from the driver and cannot be ended. "
-        "If it stays, reboot the node."
+        f"Process {child.pid}, which waits for events of {gpu}, has not returned from the driver and cannot "
+        "be killed. If this persists, reboot the node."
     )
 
 

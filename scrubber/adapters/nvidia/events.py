@@ -66,16 +66,16 @@ def watch_events(gpu: NvmlGpu, link: ParentSocket, monotonic: Callable[[], float
     events = _checked(gpu, pynvml.nvmlEventSetCreate)
     gpu.call("nvmlDeviceRegisterEvents", types, events)
     link.send({"registered": types})
-    told = check_at = monotonic()
+    reported_at = check_at = monotonic()
     while not link.is_parent_gone():
         message, now = _next_event(gpu, events), monotonic()
         if now >= check_at:
             link.send({"inforom": _inforom_intact(gpu)})
             check_at = now + _INFOROM_SECONDS
-        if message is None and now - told < _HEARTBEAT_SECONDS:
+        if message is None and now - reported_at < _HEARTBEAT_SECONDS:
             continue
         link.send(message or {"watching": True})
-        told = now
+        reported_at = now
 
 
 def _inforom_intact(gpu: NvmlGpu) -> bool:

@@ -49,13 +49,11 @@ IDLE_MARGIN = 16 * MIB
 """Bytes by which the driver's own use may vary between two readings."""
 
 _WALK_LIMITS = (
-    "holders: no walk over /proc sees descriptors in flight in sockets or moved while their process is looked at, files "
-    "registered with io_uring, what is held by way of /dev/nvidia-uvm or /dev/dri alone, and device nodes that are opened "
-    "after it without a context of the driver's"
+    "holders: a walk over /proc does not detect descriptors in flight in sockets or moved while their "
+    "process is inspected, files registered with io_uring, access through /dev/nvidia-uvm or /dev/dri only, "
+    "and device nodes that are opened later without a driver context"
 )
-_NOT_WALKED = (
-    "holders: processes that have {nodes} open without a context of the driver's were not looked for on this path"
-)
+_NOT_WALKED = "holders: processes that have {nodes} open without a driver context were not searched for on this path"
 
 _POLL, _RESCAN_INTERVAL = 0.02, 0.2
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
@@ -189,20 +187,24 @@ class NvidiaHolders:
     async def list_holders(
         self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None
     ) -> HolderReport:
-        look = await self._scan(device, pod_uids, scrub)
-        gone, hung, orphaned = look.gone, look.hung, look.orphaned_bytes
+        walk_report = await self._scan(device, pod_uids, scrub)
+        gone, hung, orphaned = walk_report.gone, walk_report.hung, walk_report.orphaned_bytes
         loop = asyncio.get_running_loop()
         end = loop.time() + self._confirm_seconds
         while (gone or hung or orphaned) and loop.time() < end:
             await asyncio.sleep(min(_RESCAN_INTERVAL, end - loop.time()))
-            look = await self._scan(device, pod_uids, scrub)
-            gone, hung, orphaned = gone & look.gone, hung & look.hung, min(orphaned, look.orphaned_bytes)
-        report = [_holder(each, look.names.get(each.pid), hung) for each in look.processes]
+            walk_report = await self._scan(device, pod_uids, scrub)
+            gone, hung, orphaned = (
+                gone & walk_report.gone,
+                hung & walk_report.hung,
+                min(orphaned, walk_report.orphaned_bytes),
+            )
+        report = [_holder(each, walk_report.names.get(each.pid), hung) for each in walk_report.processes]
         return HolderReport(
             (*report, *_ghosts(gone, orphaned)),
-            look.not_covered,
-            uninspected_from(look.unfinished, look.relays),
-            look.omitted,
+            walk_report.not_covered,
+            uninspected_from(walk_report.unfinished, walk_report.relays),
+            walk_report.omitted,
         )
 
     async def list_users(self, device: Device) -> tuple[Holder, ...]:
@@ -270,7 +272,8 @@ class NvidiaHolders:
         passing = len(found) - len(members)
         if passing:
             message = (
-                f"holders: {passing} process(es) have only the whole GPU's node open, which ties them to no instance"
+                f"holders: {passing} process(es) have only the whole GPU's node open, which does not show "
+                "which instance they use"
             )
             not_covered = (*not_covered, message)
         known = {each.pid: each.started for each in cut_short} | {each.pid: each.started for each in members}
@@ -333,11 +336,11 @@ def _parse_usage(answer: Message, ours: frozenset[int]) -> _Usage:
     """
     rows = answer.get("processes")
     if not isinstance(rows, list):
-        raise Unreadable("The driver's answer makes no sense: it has no list of processes.")
+        raise Unreadable("The driver's response is invalid: it has no list of processes.")
     processes: dict[int, int] = {}
     for row in rows:
         if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], int):
-            raise Unreadable("The driver's answer makes no sense: a process is a PID, bytes and a list.")
+            raise Unreadable("The driver's response is invalid: a process needs a PID, bytes and a list.")
         pid, used = row[0], row[1] if isinstance(row[1], int) else 0
         if pid not in ours:
             processes[pid] = max(used, processes.get(pid, 0))
@@ -359,14 +362,17 @@ def _nodes(device: Device, kernel_s_devices: Path) -> tuple[frozenset[int], froz
     nodes = [each for each in device.access if each.kind is AccessKind.DEVICE_NODE]
     whole = frozenset(_number_of(each) for each in nodes if _GPU_NODE.fullmatch(each.container_path))
     if not whole:
-        raise Unreadable(f"Device {device.index} has no device node, so who has it open is not known.")
+        raise Unreadable(f"Device {device.index} has no device node, so it is unknown which processes have it open.")
     if device.parent is None:
         return whole, frozenset(), ()
     numbers = [_capability(each, kernel_s_devices) for each in nodes if _CAPABILITY_NODE.fullmatch(each.container_path)]
     own = frozenset(number for number in numbers if number is not None)
     if numbers and len(own) == len(numbers):
         return own, whole, ()
-    message = "holders: not all capability nodes of the instance are known; who has them open was not looked at"
+    message = (
+        "holders: not all capability nodes of the instance are known; processes that have them open were not "
+        "searched for"
+    )
     return own, whole, (message,)
 
 
@@ -392,11 +398,13 @@ def _number_of(node: Access) -> int:
         found = os.stat(node.host_path)
     except OSError as error:
         raise Unreadable(
-            f"{node.host_path} cannot be looked at ({error.strerror}), so who has it open is not known: make the node "
-            "(nvidia-modprobe), or say where the driver's device nodes are."
+            f"{node.host_path} cannot be inspected ({error.strerror}), so it is unknown which processes have "
+            "it open: create the node (nvidia-modprobe), or pass the location of the driver's device nodes."
         ) from error
     if not stat.S_ISCHR(found.st_mode):
-        raise Unreadable(f"{node.host_path} is no device node, so who has the device open is not known.")
+        raise Unreadable(
+            f"{node.host_path} is not a device node, so it is unknown which processes have the device open."
+        )
     return found.st_rdev
 
 
@@ -411,8 +419,8 @@ def _ghosts(gone: frozenset[int], orphaned: int) -> tuple[Holder, ...]:
     """Return at most one holder for use that no process explains, with the reasons."""
     reasons = []
     if gone:
-        pids = ", ".join(str(pid) for pid in sorted(gone) if pid) or "none that it can name"
+        pids = ", ".join(str(pid) for pid in sorted(gone) if pid) or "none with a PID"
         reasons.append(f"the driver lists processes that are gone (PID {pids})")
     if orphaned:
-        reasons.append(f"{orphaned} bytes of memory are in use above the idle level, and by nobody")
+        reasons.append(f"{orphaned} bytes of memory above the idle level are in use by no process")
     return (Holder(0, 0, HolderKind.UNTRACEABLE, "; ".join(reasons)),) if reasons else ()

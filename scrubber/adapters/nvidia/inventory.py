@@ -131,19 +131,19 @@ class NvidiaInventory:
 
     async def _describe_all(self) -> dict[str, str]:
         """Describe every GPU on the bus; return why some are not advertised."""
-        there = bus.list_gpus(self._paths)
-        refused = {gpu.address: gpu.unusable_reason for gpu in there if gpu.unusable_reason is not None}
-        usable = [gpu.address for gpu in there if gpu.unusable_reason is None]
+        present = bus.list_gpus(self._paths)
+        refused = {gpu.address: gpu.unusable_reason for gpu in present if gpu.unusable_reason is not None}
+        usable = [gpu.address for gpu in present if gpu.unusable_reason is None]
         for address in self._descriptions.keys() - set(usable):
             del self._descriptions[address]
         self._assign_indexes(usable)
-        asked = [address for address in usable if address not in self._suspended]
-        answers = await asyncio.gather(*(self._describe(each) for each in asked))
-        for address, found in zip(asked, answers, strict=True):
+        addresses = [address for address in usable if address not in self._suspended]
+        answers = await asyncio.gather(*(self._describe(each) for each in addresses))
+        for address, found in zip(addresses, answers, strict=True):
             if isinstance(found, GpuDescription):
                 self._descriptions[address] = found
             elif address not in self._descriptions:
-                refused[address] = f"The GPU at {address} could not be described and is not handed out: {found}"
+                refused[address] = f"The GPU at {address} could not be described and is not advertised: {found}"
         if all(isinstance(found, GpuDescription) for found in answers):
             self._failed_at = None
         elif self._failed_at is None:
@@ -171,7 +171,9 @@ class NvidiaInventory:
     def _compose(self, versions: Message, refused: Mapping[str, str]) -> tuple[Device, ...]:
         peers = description.peers_of(self._descriptions)
         minors = bus.mig_minors(self._paths)
-        said = tuple((name, value) for name in ("nvml", "cuda") if (value := optional_text(versions, name)) is not None)
+        known_versions = tuple(
+            (name, value) for name in ("nvml", "cuda") if (value := optional_text(versions, name)) is not None
+        )
         found: dict[str, Device] = {}
         for address, gpu in self._descriptions.items():
             if address in refused:
@@ -184,7 +186,7 @@ class NvidiaInventory:
                 peers=peers.get(gpu.uuid, frozenset()),
                 minors=minors,
                 nodes=self._paths.dev,
-                traits=(*said, *_device_number(self._paths.dev / f"nvidia{gpu.minor}")),
+                traits=(*known_versions, *_device_number(self._paths.dev / f"nvidia{gpu.minor}")),
             ):
                 found[device.id] = device
         return tuple(sorted(found.values(), key=_order))

@@ -298,7 +298,7 @@ def _call(about: str, function: str, *arguments: Any) -> Any:
     except pynvml.NVMLError as error:
         raise NvmlFault(int(error.value), f"{about}, {function}") from error
     except UnicodeDecodeError as error:
-        raise Fault("unreadable", f"{about}, {function}: the driver answers with what is no text.") from error
+        raise Fault("unreadable", f"{about}, {function}: the driver returned data that is not text.") from error
 
 
 def _field_value(about: str, answer: Any) -> int | None:
@@ -317,7 +317,7 @@ def _field_value(about: str, answer: Any) -> int | None:
         getattr(pynvml, "NVML_VALUE_TYPE_UNSIGNED_SHORT", 6): "usVal",
     }.get(int(answer.valueType))
     if member is None:
-        raise Fault("unreadable", f"{about}: the driver answers with a type that this service does not know.")
+        raise Fault("unreadable", f"{about}: the driver returned a type that this service does not know.")
     return int(getattr(answer.value, member))
 
 

@@ -141,39 +141,39 @@ def _permanent_obstacles(facts: ResetFacts) -> Iterator[str]:
     """Yield messages why the device cannot be reset with the present setup, the most basic one first."""
     about = f"Device {facts.device.index}"
     if not facts.is_root:
-        yield f"{about} can be reset by root only, and this service does not run as root."
+        yield f"{about} can be reset by root only, but this service does not run as root."
     if facts.nvidia_smi is None:
-        yield f"{about} cannot be reset: nvidia-smi is not installed where the driver is; install the driver's utilities."
+        yield f"{about} cannot be reset: nvidia-smi is not installed with the driver; install the driver's utilities."
     if facts.platform is Platform.VGPU:
         yield f"{about} is a share of a GPU that belongs to this machine's host: only the host can reset it."
     elif facts.platform is Platform.PASSTHROUGH and not facts.has_reset:
         yield (
-            f"{about} is in a virtual machine whose hypervisor offers no reset of {facts.pci_address}: "
-            "have the machine rebooted, or its hypervisor allow function-level resets."
+            f"{about} is in a virtual machine whose hypervisor offers no reset of {facts.pci_address}: reboot "
+            "the virtual machine, or let its hypervisor allow function-level resets."
         )
     if facts.is_instance:
         yield (
-            f"{about} is a MIG instance: a reset of its GPU ends all of the GPU's instances, and this service does not "
-            "make them anew. Drain the GPU, reset it, and have whoever made the instances make them again."
+            f"{about} is a MIG instance: a reset of its GPU removes all of the GPU's instances, and this "
+            "service does not recreate them. Drain the GPU, reset it, and recreate the instances."
         )
 
 
 def _blockers(facts: ResetFacts) -> Iterator[str]:
     if not facts.driver_loaded:
-        yield "The driver is not loaded, and without it nvidia-smi resets nothing: load it (modprobe nvidia)."
+        yield "The driver is not loaded, and nvidia-smi cannot reset anything without it: load it (modprobe nvidia)."
     for each in (facts.device, *facts.also_reset):
         eraser = facts.erasers.get(each.id)
         if eraser is not None:
-            yield f"Device {each.index} is being cleared (PID {eraser}): wait until that is over."
+            yield f"Device {each.index} is being cleared (PID {eraser}): wait until that has ended."
         holders = facts.holders.get(each.id)
         if holders is None and each != facts.device:  # about the device itself, nvidia-smi has better information
-            yield f"Who holds device {each.index}, which would be reset with it, cannot be told."
+            yield f"The holders of device {each.index}, which would be reset with it, cannot be determined."
         for holder in holders or ():
             yield from _holder_blockers(holder, each, facts)
     if facts.generation is Generation.AMPERE and facts.nvswitch and not facts.fabric_manager:
         yield (
-            "Fabric Manager does not run, and GPUs of this generation behind NVSwitches can only be reset with its "
-            "help: systemctl start nvidia-fabricmanager"
+            "Fabric Manager is not running, and GPUs of this generation behind NVSwitches can only be reset "
+            "with it: systemctl start nvidia-fabricmanager"
         )
 
 
@@ -183,35 +183,38 @@ def _holder_blockers(holder: Holder, device: DeviceLabel, facts: ResetFacts) -> 
     Use that no process explains does not: a reset is its cure, and nvidia-smi refuses the reset when a real process is
     behind it.
     """
-    who = f"{holder.command or 'A process without a name'} (PID {holder.pid})"
+    who = f"{holder.command or 'An unnamed process'} (PID {holder.pid})"
     match holder.kind:
         case HolderKind.UNTRACEABLE:
             return
         case HolderKind.UNKILLABLE:
-            yield f"{who} holds device {device.index} and cannot be ended: reboot the node."
+            yield f"{who} holds device {device.index} and cannot be killed: reboot the node."
         case HolderKind.INFRASTRUCTURE if _PERSISTENCED in holder.command:
             if (
                 facts.gpu_of(device) not in facts.persistence_enabled
             ):  # it lets go when persistence mode goes off, and this is off
                 yield f"{who} holds device {device.index} although persistence mode is off: stop it for the reset."
         case HolderKind.INFRASTRUCTURE:
-            yield f"{who} holds device {device.index}; the node's own, so it is not ended: stop it for the reset."
+            yield (
+                f"{who} holds device {device.index}; it is infrastructure of the node and is not killed: stop "
+                "it for the reset."
+            )
         case HolderKind.PROCESS:
-            yield f"{who} holds device {device.index}: it has to end first."
+            yield f"{who} holds device {device.index}: it must end first."
 
 
 def _actions(facts: ResetFacts) -> Iterator[str]:
     gpus = ",".join(reset_targets(facts))
-    yield f"Stop watching {gpus} for events; the other GPUs are watched on."
+    yield f"Stop watching {gpus} for events; the other GPUs stay watched."
     persistent = ",".join(gpu for gpu in reset_targets(facts) if gpu in facts.persistence_enabled)
     if persistent:
-        yield f"Switch persistence mode of {persistent} off, so that nvidia-persistenced lets go of it."
-    yield "Look once more for anybody who holds it."
-    yield f"Close this service's own handles of {gpus}; questions about the other GPUs go on."
+        yield f"Disable persistence mode of {persistent}, so that nvidia-persistenced releases it."
+    yield "Check once more for holders."
+    yield f"Close this service's own handles of {gpus}; requests about the other GPUs continue."
     yield f"Run {facts.nvidia_smi or 'nvidia-smi'} --gpu-reset -i {gpus}"
     if persistent:
-        yield "Switch persistence mode on again, whatever happened."
-    yield "Watch it for events again, and forget the XIDs of before."
+        yield "Enable persistence mode again, whether or not the reset succeeded."
+    yield "Watch it for events again, and forget earlier XIDs."
     if facts.is_instance:
-        yield "All MIG instances of the GPU are gone: make them anew (nvidia-smi mig, or nvidia-mig-parted)."
-    yield "Check that the driver lists and describes it again; health, settings and memory are checked after that."
+        yield "All MIG instances of the GPU are gone: recreate them (nvidia-smi mig, or nvidia-mig-parted)."
+    yield "Check that the driver lists and describes it again; then health, settings and memory are checked."

@@ -54,7 +54,7 @@ _RESTORE_TIMEOUT = 10.0
 _DESCRIBE_TIMEOUT = 10.0
 """Seconds that the driver gets to describe a GPU that was just reset."""
 _RELEASE_GRACE = 1.0
-"""Seconds that a daemon gets to close the GPU after it was told to."""
+"""Seconds that a daemon gets to close the GPU after it was requested to."""
 _POLL = 0.1
 _RELEASE_SHARE = 0.5
 """The part of the deadline after which no reset is started any more: interrupting one is worse than not starting it."""
@@ -142,7 +142,7 @@ class NvidiaResetter:
                     left -= over()
             except TimeoutError as error:
                 raise DeviceBusy(
-                    f"Device {device.index}, or one that is reset with it, is being reset already."
+                    f"Device {device.index}, or one that is reset with it, is already being reset."
                 ) from error
             try:
                 async with stall_tolerant_timeout(left) as over:
@@ -150,7 +150,7 @@ class NvidiaResetter:
                     left -= over()
             except TimeoutError as error:
                 raise DriverTimeout(
-                    f"What a reset of device {device.index} needs was not known within {deadline:g} s."
+                    f"The facts for a reset of device {device.index} could not be read within {deadline:g} s."
                 ) from error
             _require_feasible(plan_reset(facts))
             end = asyncio.get_running_loop().time() + left
@@ -198,7 +198,7 @@ class NvidiaResetter:
             problems += await self._missing_after_reset(gpus)
             if not problems:
                 return
-            failure = Unreadable(f"Device {facts.device.index} was reset, but needs somebody to look at it.")
+            failure = Unreadable(f"Device {facts.device.index} was reset, but an operator must inspect it.")
         if not problems:
             raise failure
         raise type(failure)(" ".join([str(failure), *problems])) from failure
@@ -272,7 +272,7 @@ class NvidiaResetter:
             try:
                 await self._set_persistence(device, "enabled", _RESTORE_TIMEOUT)
             except ScrubberError as error:
-                problems.append(f"Persistence mode could not be switched on again (nvidia-smi -pm 1): {error}")
+                problems.append(f"Persistence mode could not be enabled again (nvidia-smi -pm 1): {error}")
         # Concurrently: it may be every GPU of the node.
         await asyncio.gather(*(self._events.resume(gpu, _RESTORE_TIMEOUT) for gpu in paused))
         return problems
@@ -288,15 +288,13 @@ class NvidiaResetter:
         try:
             parse_answer(await child.call(persistence_request(device, mode), deadline))
         except ChildDied as died:
-            raise Unreadable(f"The driver did not switch persistence mode: {died}") from died
+            raise Unreadable(f"The driver did not set persistence mode: {died}") from died
         except TimeoutError as error:
-            raise DriverTimeout("The driver did not answer when it was asked to switch persistence mode.") from error
+            raise DriverTimeout("The driver did not respond when persistence mode was set.") from error
         finally:
             ended = await child.kill()
         if not ended:
-            raise DriverTimeout(
-                f"Process {child.pid}, which switched persistence mode, has not returned from the driver."
-            )
+            raise DriverTimeout(f"Process {child.pid}, which set persistence mode, has not returned from the driver.")
 
     async def _missing_after_reset(self, gpus: Mapping[str, Device]) -> list[str]:
         """Return messages about GPUs that the driver does not find again after their reset."""
@@ -307,9 +305,9 @@ class NvidiaResetter:
                     gpu, device_request(device, "describe"), deadline=_DESCRIBE_TIMEOUT
                 )
                 if text(answer, "uuid") != gpu:
-                    problems.append(f"At {pci_address_of(device)} there is another GPU now.")
+                    problems.append(f"Another GPU is at {pci_address_of(device)} now.")
             except (DeviceFault, Unavailable) as error:
-                problems.append(f"The driver does not describe it: {error} If that stays, it needs a reboot.")
+                problems.append(f"The driver does not describe the device: {error} If this persists, reboot the node.")
         return problems
 
 
@@ -327,9 +325,7 @@ def _require_feasible(made: ResetPlan) -> None:
 
 
 def _out_of_time(facts: ResetFacts) -> DeviceBusy:
-    return DeviceBusy(
-        f"Device {facts.device.index} was not reset: before everything had let go of it, the time was over."
-    )
+    return DeviceBusy(f"Device {facts.device.index} was not reset: its handles were not released before the deadline.")
 
 
 async def _run_to_completion(work: Coroutine[Any, Any, None]) -> None:

@@ -93,7 +93,7 @@ def validation_errors(settings: Mapping[str, str]) -> tuple[str, ...]:
     for name, text in sorted(settings.items()):
         check = _CHECKS.get(name)
         if check is None:
-            found.append(f'"{name}" is no setting of an NVIDIA GPU; the settings are {", ".join(sorted(_CHECKS))}.')
+            found.append(f"{name} is not a setting of an NVIDIA GPU; the settings are {', '.join(sorted(_CHECKS))}.")
             continue
         try:
             check(text)

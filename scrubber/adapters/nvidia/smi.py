@@ -26,12 +26,12 @@ _MAX_LINE = 300
 
 _IN_USE = re.compile(r"\bin use by\b|being used by one or more", re.IGNORECASE)
 _STATUSES: Mapping[int, str] = {  # from its manual page
-    3: "this GPU has no such reset",
+    3: "this GPU does not support this reset",
     4: "nvidia-smi was denied permission",
     6: "nvidia-smi does not find the GPU",
     8: "the GPU's external power cables are not attached",
     9: "the driver is not loaded",
-    10: "the kernel sees a problem with the GPU's interrupts",
+    10: "the kernel has a problem with the GPU's interrupts",
     12: "nvidia-smi does not find the driver's library",
     14: "the GPU's InfoROM is corrupt",
     15: "the GPU has fallen off the bus",
@@ -89,8 +89,8 @@ class NvidiaSmi:
         except TimeoutError as error:
             await self._end(process, gpus, subject)
             raise DriverTimeout(
-                f"nvidia-smi did not end the reset of {subject} within {deadline:g} s and was killed; "
-                "the node needs a reboot."
+                f"nvidia-smi did not finish the reset of {subject} within {deadline:g} s and was killed; "
+                "reboot the node."
             ) from error
         finally:
             await words.wait_until_closed(self._kill_timeout)  # a process that inherited its output may keep it open
@@ -99,7 +99,7 @@ class NvidiaSmi:
     async def _start(self, *arguments: str) -> tuple[asyncio.subprocess.Process, _OutputTail]:
         program = self.program
         if program is None:
-            raise Unreadable("nvidia-smi is not installed where the driver is.")
+            raise Unreadable("nvidia-smi is not installed with the driver.")
         try:
             words, output = await _OutputTail.listen()
         except OSError as error:
@@ -136,23 +136,23 @@ class NvidiaSmi:
             raise _unkillable_error(about, process.pid)
 
 
-def _check_exit(status: int, said: str, about: str) -> None:
+def _check_exit(status: int, output: str, about: str) -> None:
     """Raise the error of a run that has ended, if it failed."""
     if status == 0:
         return
-    lines = [text[:_MAX_LINE] for line in said.split("\n") if (text := line.strip(" \t\r"))]
+    lines = [text[:_MAX_LINE] for line in output.split("\n") if (text := line.strip(" \t\r"))]
     in_use = next((line for line in lines if _IN_USE.search(line)), None)
     if in_use is not None:
-        raise DeviceBusy(f"{about} cannot be reset while somebody uses it: {in_use}")
-    why = _STATUSES.get(status, f"nvidia-smi ended with status {status}")
+        raise DeviceBusy(f"{about} cannot be reset while a process uses it: {in_use}")
+    why = _STATUSES.get(status, f"nvidia-smi exited with status {status}")
     last = f": {lines[-1]}" if lines else ""
-    raise Unreadable(f"The reset of {about} failed ({why}{last}); the node needs a reboot.")
+    raise Unreadable(f"The reset of {about} failed ({why}{last}); reboot the node.")
 
 
 def _unkillable_error(about: str, pid: int) -> DriverTimeout:
     return DriverTimeout(
-        f"{about} is not reset: nvidia-smi (PID {pid}), which was to reset it, has not returned from the driver and "
-        "cannot be ended. Reboot the node."
+        f"{about} is not reset: nvidia-smi (PID {pid}), which performs its reset, has not returned from the "
+        "driver and cannot be killed. Reboot the node."
     )
 
 
@@ -167,14 +167,14 @@ class _OutputTail(asyncio.Protocol):
     @classmethod
     async def listen(cls) -> tuple[_OutputTail, int]:
         """Start to listen; the descriptor is for the program, and the caller closes it."""
-        ours, theirs = os.pipe()
+        ours, write_end = os.pipe()
         try:
             words = cls()
             await asyncio.get_running_loop().connect_read_pipe(lambda: words, os.fdopen(ours, "rb", buffering=0))
         except BaseException:
-            os.close(theirs)
+            os.close(write_end)
             raise
-        return words, theirs
+        return words, write_end
 
     @property
     def text(self) -> str:

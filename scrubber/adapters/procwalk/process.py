@@ -426,11 +426,11 @@ def has_open(proc_directory: str, device: int, inode: int) -> bool:
     Raises:
         PermissionError: This user may not read that.
     """
-    look = ProcessScan(0, FileTarget(device, inode), set())
-    look._scan_descriptors(proc_directory)
-    if look.permission_denied and not look.parts:
-        raise PermissionError(errno.EACCES, "The descriptors cannot be looked at", proc_directory)
-    return bool(look.parts)
+    scan = ProcessScan(0, FileTarget(device, inode), set())
+    scan._scan_descriptors(proc_directory)
+    if scan.permission_denied and not scan.parts:
+        raise PermissionError(errno.EACCES, "The descriptors cannot be inspected", proc_directory)
+    return bool(scan.parts)
 
 
 def _raise_if_shortage(error: OSError) -> None:

@@ -313,13 +313,13 @@ class _Scheduler:
         rows = [row for row in map(self._unfinished, self._incomplete) if row is not None]
         rows, pieces = self._update_progress(rows)
         rows.sort(key=self._urgency)
-        told = self._select_reported([row.pid for row in rows])
+        reported = self._select_reported([row.pid for row in rows])
         holders = self._select_reported(sorted(self._matches))
         return WalkResult(
             tuple(self._shortened(pid, number) for number, pid in enumerate(sorted(holders))),
             tuple(sorted(Counter(self._denied_uids.values()).items())),
-            tuple(row for row in rows if row.pid in told),
-            len(rows) - len(told),
+            tuple(row for row in rows if row.pid in reported),
+            len(rows) - len(reported),
             len(self._matches) - len(holders),
             self._churning,
             self._missed if self._lists_ended else 0,
@@ -584,10 +584,10 @@ class _Scheduler:
                     return True
         return False
 
-    def _leave_behind(self, looker: threading.Thread, look: ProcessScan) -> None:
-        pid = look.pid
-        _hung_scans[pid] = (look.started or 0, looker, self._pod_of(pid))
-        self._incomplete[pid] = (f"the look at its {look.phase} does not come back from the kernel", tuple(look.parts))
+    def _leave_behind(self, looker: threading.Thread, scan: ProcessScan) -> None:
+        pid = scan.pid
+        _hung_scans[pid] = (scan.started or 0, looker, self._pod_of(pid))
+        self._incomplete[pid] = (f"the scan of its {scan.phase} has not returned from the kernel", tuple(scan.parts))
         self._charge_pod(pid)
         self._scanner = self._scan = None
 
@@ -610,12 +610,12 @@ class _Scheduler:
         """Run scans in a thread, until none is left or the thread was abandoned."""
         me = threading.current_thread()
         try:
-            while (look := self._take_scan(me)) is not None:
+            while (scan := self._take_scan(me)) is not None:
                 try:
-                    found = look.run(always=look.pid in self._requested)
+                    found = scan.run(always=scan.pid in self._requested)
                 except PermissionError:  # not even its state may be read
-                    found, look.permission_denied = None, True
-                self._record(me, look, found)
+                    found, scan.permission_denied = None, True
+                self._record(me, scan, found)
         except Exception as error:  # noqa: BLE001 - raised again in the caller of the walk
             with self._lock:
                 if self._scanner is me:
@@ -631,16 +631,14 @@ class _Scheduler:
         for pid, moment in self._steps:
             now = self._clock()
             if now >= self._end:
-                self._incomplete.setdefault(
-                    pid, (f"it was not reached before the walk's {self._budget.total:g} s were over", ())
-                )
+                self._incomplete.setdefault(pid, (f"it was not reached within the walk's {self._budget.total:g} s", ()))
             elif moment <= 0 and self._is_low_priority(pid):
                 self._incomplete.setdefault(pid, ("its pod's share of the walk was used up before it was reached", ()))
                 self._rescan_pids.append(pid)
             elif _is_still_hung(pid):
-                self._incomplete[pid] = ("a look at it that was begun earlier has not come back from the kernel", ())
+                self._incomplete[pid] = ("an earlier scan of it has not returned from the kernel", ())
             elif self._too_many_hung(pid):
-                self._incomplete[pid] = ("too many looks at processes like it have not come back from the kernel", ())
+                self._incomplete[pid] = ("too many scans of similar processes have not returned from the kernel", ())
             else:
                 self._scan_due = time.monotonic() + moment + _HANG_TIMEOUT
                 self._scan_began = now
@@ -650,43 +648,43 @@ class _Scheduler:
                 return ProcessScan(pid, self._target, self._non_matching_files, late, start)
         return None
 
-    def _record(self, me: threading.Thread, look: ProcessScan, found: ProcessMatch | None) -> None:
+    def _record(self, me: threading.Thread, scan: ProcessScan, found: ProcessMatch | None) -> None:
         with self._lock:
             if self._scanner is not me:  # it returned after all; its process is reported as not scanned completely
                 return
             self._scan = None
-            self._record_result(look, found)
+            self._record_result(scan, found)
 
-    def _record_result(self, look: ProcessScan, found: ProcessMatch | None) -> None:
-        pid = look.pid
-        resumed, before = look.is_resumed, self._positions.pop(pid, None)
+    def _record_result(self, scan: ProcessScan, found: ProcessMatch | None) -> None:
+        pid = scan.pid
+        resumed, before = scan.is_resumed, self._positions.pop(pid, None)
         for earlier in (self._matches, self._incomplete, self._denied_uids):
             earlier.pop(pid, None)
         self._charge_pod(pid)
         if found is not None:
             self._matches[pid] = found
-        if look.has_exited:
+        if scan.has_exited:
             self._exited_pids.add(pid)
-            if look.started is None:
+            if scan.started is None:
                 self._known_pids.discard(pid)
             else:
-                self._exited_start_times[pid] = look.started
-        elif look.interrupted_in is not None:
-            self._positions[pid] = look.position if before is None else before.furthest(look.position)
-            self._incomplete[pid] = (f"there was no time to look through its {look.interrupted_in}", tuple(look.parts))
-            if not self._is_completed(look):
+                self._exited_start_times[pid] = scan.started
+        elif scan.interrupted_in is not None:
+            self._positions[pid] = scan.position if before is None else before.furthest(scan.position)
+            self._incomplete[pid] = (f"there was no time to scan its {scan.interrupted_in}", tuple(scan.parts))
+            if not self._is_completed(scan):
                 self._rescan_pids.append(pid)
-        elif not look.parts and look.started is not None:
-            self._completed[pid] = look.started
+        elif not scan.parts and scan.started is not None:
+            self._completed[pid] = scan.started
             self._record_resumed(pid, before if resumed else None)
-        if look.permission_denied and not look.parts and (uid := _uid_of(look.pid)) is not None:
-            self._denied_uids[look.pid] = uid
+        if scan.permission_denied and not scan.parts and (uid := _uid_of(scan.pid)) is not None:
+            self._denied_uids[scan.pid] = uid
 
-    def _is_completed(self, look: ProcessScan) -> bool:
+    def _is_completed(self, scan: ProcessScan) -> bool:
         """Whether an earlier walk of its group's series has scanned it completely."""
-        group = self._groups.get(look.pid)
+        group = self._groups.get(scan.pid)
         series = None if group is None else self._group_progress.get(group.key)
-        return series is not None and series.completed.get(look.pid) == look.started
+        return series is not None and series.completed.get(scan.pid) == scan.started
 
     def _record_resumed(self, pid: int, before: ScanPosition | None) -> None:
         group = self._groups.get(pid)

@@ -66,7 +66,7 @@ def load_private_key(pem: bytes) -> Ed25519PrivateKey:
     except TypeError:
         raise ValueError("is a private key that needs a passphrase") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise ValueError("is no private key in PEM form") from None
+        raise ValueError("is not a private key in PEM format") from None
     if not isinstance(found, Ed25519PrivateKey):
         raise ValueError("is a private key of another algorithm than Ed25519")
     return found
@@ -102,14 +102,16 @@ def verify_signature(public_pem: str, payload: bytes, signature: bytes) -> bool:
 def _load_public_key(pem: str) -> Ed25519PublicKey:
     if "PRIVATE KEY" in pem:
         raise InvalidRequest(
-            "That is a private key. Verifying takes the public one: scrubber certificate key prints it."
+            "This is a private key. Verification needs the public key: scrubber certificate key prints it."
         )
     try:
         found = serialization.load_pem_public_key(pem.encode())
     except (ValueError, UnsupportedAlgorithm):
-        raise InvalidRequest("That is no public key in PEM form: scrubber certificate key prints the node's.") from None
+        raise InvalidRequest(
+            "This is not a public key in PEM format: scrubber certificate key prints the node's."
+        ) from None
     if not isinstance(found, Ed25519PublicKey):
-        raise InvalidRequest("That is a public key of another algorithm; certificates are signed with Ed25519.")
+        raise InvalidRequest("This is a public key of another algorithm; certificates are signed with Ed25519.")
     return found
 
 

@@ -59,15 +59,15 @@ def read_envelope(data: bytes) -> Envelope:
         InvalidRequest: This is not a DSSE envelope, or it is too large, or it has a duplicate key.
     """
     if len(data) > MAX_ENVELOPE_BYTES:
-        raise InvalidRequest(f"That is no envelope of a certificate: it is longer than {MAX_ENVELOPE_BYTES} bytes.")
+        raise InvalidRequest(f"This is not an envelope of a certificate: it is longer than {MAX_ENVELOPE_BYTES} bytes.")
     document = _json(data)
     if not isinstance(document, dict):
-        raise InvalidRequest("That is no DSSE envelope: it is no JSON object.")
+        raise InvalidRequest("This is not a DSSE envelope: it is not a JSON object.")
     signatures = document.get("signatures")
     if not isinstance(signatures, list):
-        raise InvalidRequest("That is no DSSE envelope: it has no list of signatures.")
+        raise InvalidRequest("This is not a DSSE envelope: it has no list of signatures.")
     if len(signatures) > _MAX_SIGNATURES:
-        raise InvalidRequest(f"The envelope has {len(signatures)} signatures; {_MAX_SIGNATURES} are read at most.")
+        raise InvalidRequest(f"The envelope has {len(signatures)} signatures; the limit is {_MAX_SIGNATURES}.")
     return Envelope(
         payload_type=_text(document, "payloadType"),
         payload=_bytes(document, "payload"),
@@ -79,37 +79,37 @@ def _json(data: bytes) -> Any:
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant)
     except UnicodeDecodeError:
-        raise InvalidRequest("That is no DSSE envelope: it is not UTF-8.") from None
+        raise InvalidRequest("This is not a DSSE envelope: it is not UTF-8.") from None
     except ValueError as error:
-        raise InvalidRequest(f"That is no DSSE envelope: it is no JSON ({error}).") from None
+        raise InvalidRequest(f"This is not a DSSE envelope: it is not JSON ({error}).") from None
     except RecursionError:
-        raise InvalidRequest("That is no DSSE envelope: it is nested too deeply.") from None
+        raise InvalidRequest("This is not a DSSE envelope: it is nested too deeply.") from None
 
 
 def _reject_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise InvalidRequest("The envelope has a key twice, so what it says depends on who reads it.")
+        raise InvalidRequest("The envelope contains a key twice, so its meaning depends on the reader.")
     return found
 
 
 def _reject_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON value")
+    raise ValueError(f"{word} is not a JSON value")
 
 
 def _signature(value: object) -> EnvelopeSignature:
     if not isinstance(value, dict):
-        raise InvalidRequest("A signature in the envelope is no JSON object.")
+        raise InvalidRequest("A signature in the envelope is not a JSON object.")
     key_id = value.get("keyid")
     if key_id is not None and not isinstance(key_id, str):
-        raise InvalidRequest("A signature's keyid in the envelope is no text.")
+        raise InvalidRequest("A signature's keyid in the envelope is not a string.")
     return EnvelopeSignature(key_id or None, _bytes(value, "sig"))
 
 
 def _text(document: dict[str, Any], name: str) -> str:
     value = document.get(name)
     if not isinstance(value, str):
-        raise InvalidRequest(f"That is no DSSE envelope: its {name} is no text, or missing.")
+        raise InvalidRequest(f"This is not a DSSE envelope: its {name} is missing or not a string.")
     return value
 
 
@@ -118,4 +118,4 @@ def _bytes(document: dict[str, Any], name: str) -> bytes:
     try:
         return base64.b64decode(written.translate(_STANDARD), validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidRequest(f"That is no DSSE envelope: its {name} is no base64.") from None
+        raise InvalidRequest(f"This is not a DSSE envelope: its {name} is not base64.") from None

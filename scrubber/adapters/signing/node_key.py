@@ -26,8 +26,8 @@ FILE_NAME = "signing.key"
 _TEMPORARY_NAME = "signing.key.new"
 _MAX_KEY_BYTES = 16 * 1024
 _RESTORE_HINT = (
-    "Put the node's own file back, or remove it: then the next start makes a new key, which those who verify have to "
-    "be told."
+    "Restore the node's own file, or remove it: the next start then creates a new key, which must be "
+    "distributed to everyone who verifies certificates."
 )
 
 
@@ -51,8 +51,8 @@ class NodeKey(Ed25519Key):
             place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise InvalidConfiguration(
-                f"The node's key cannot be kept in {directory}: {error.strerror}. Name another state directory with "
-                "--state-dir."
+                f"The node's key cannot be stored in {directory}: {error.strerror}. Pass another state "
+                "directory with --state-dir."
             ) from error
         try:
             # Two services started at once must not create two keys, nor may one remove the other's unfinished file.
@@ -66,13 +66,15 @@ class NodeKey(Ed25519Key):
             # Also for an existing file: the process that created it may have been killed before this point.
             os.fsync(place)
             if written is None:
-                raise InvalidConfiguration(f"The node's key {path} went away while it was read. Start again.")
+                raise InvalidConfiguration(
+                    f"The node's key {path} disappeared while it was being read. Start the service again."
+                )
             return cls(load_private_key(written)), created
         except ValueError as wrong:
             raise InvalidConfiguration(f"The node's key {path} {wrong}. {_RESTORE_HINT}") from None
         except OSError as error:
             raise InvalidConfiguration(
-                f"The node's key {path} cannot be kept: {error.strerror}. Without it no certificate can be signed."
+                f"The node's key {path} cannot be stored: {error.strerror}. Without it no certificate can be signed."
             ) from error
         finally:
             os.close(place)
@@ -108,25 +110,25 @@ def _read_key(place: int, path: Path) -> bytes | None:
         return None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise ValueError("is a symbolic link, so whose file it is is unknown") from None
+            raise ValueError("is a symbolic link, so its owner is unknown") from None
         raise
     try:
         about = os.fstat(descriptor)
         mode = stat.S_IMODE(about.st_mode)
         if not stat.S_ISREG(about.st_mode):
-            raise ValueError("is not a file")
+            raise ValueError("is not a regular file")
         if about.st_uid != os.geteuid():
             raise ValueError(f"belongs to uid {about.st_uid}, and the service runs as uid {os.geteuid()}")
         if mode & 0o077:
             raise InvalidConfiguration(
-                f"Others than its owner may use the node's key {path} (mode {mode:04o}), so it may be known to them. If "
-                f"it is not, run: chmod 600 {path}. If it may be, remove it: then the next start makes a new key, which "
-                "those who verify have to be told."
+                f"Users other than its owner may read the node's key {path} (mode {mode:04o}), so it may be "
+                f"compromised. If it is not, run: chmod 600 {path}. If it may be, remove it: the next start "
+                "then creates a new key, which must be distributed to everyone who verifies certificates."
             )
         if about.st_size == 0:
             raise ValueError("is empty")
         if about.st_size > _MAX_KEY_BYTES:
-            raise ValueError("is no private key in PEM form")
+            raise ValueError("is not a private key in PEM format")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(_MAX_KEY_BYTES)
     finally:

@@ -39,21 +39,23 @@ def verify_envelope(envelope: Envelope, public_pem: str) -> SignatureVerdict:
     ours = key_id(public_pem)
     if envelope.payload_type != PAYLOAD_TYPE:
         return SignatureVerdict(
-            ours, None, f"It says that it is {envelope.payload_type!r:.200}, and no certificate of this kind."
+            ours, None, f"The envelope contains {envelope.payload_type!r:.200}, not a certificate of this kind."
         )
     if not envelope.signatures:
-        return SignatureVerdict(ours, None, "Nobody signed it.")
+        return SignatureVerdict(ours, None, "It has no signature.")
     if not any(verify_signature(public_pem, envelope.payload, each.value) for each in envelope.signatures):
         return SignatureVerdict(ours, None, _other_key_reason(envelope, ours))
     try:
         return SignatureVerdict(ours, parse_statement(envelope.payload))
     except InvalidRequest as error:
-        return SignatureVerdict(ours, None, f"This key did sign it, and it cannot be read. {error}")
+        return SignatureVerdict(
+            ours, None, f"The signature of this key is valid, but the certificate cannot be read. {error}"
+        )
 
 
 def _other_key_reason(envelope: Envelope, ours: str) -> str:
     named = [each.key_id for each in envelope.signatures]
     if ours in named or None in named:
-        return "The signature is not this key's: what the certificate says was changed, or the signature was."
+        return "The signature is not valid for this key: the certificate or the signature was changed."
     others = ", ".join(f"{each:.100}" for each in named[:3] if each)
-    return f"It names another key as its signer ({others}), and this one did not sign it."
+    return f"It is signed by another key ({others}), not by this one."

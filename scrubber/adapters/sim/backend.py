@@ -156,8 +156,8 @@ def _lock_node(path: Path, node: Path) -> int:
         owner = value_in(os.pread(descriptor, 32, 0)) or "unknown"
         os.close(descriptor)
         raise AlreadyRunning(
-            f"Another scrub service (PID {owner}) works on the simulated node in {node}; stop it first, or give this "
-            "one a node of its own with --sim-dir."
+            f"Another scrub service (PID {owner}) uses the simulated node in {node}; stop it first, or pass "
+            "another simulated node with --sim-dir."
         ) from None
     except BaseException:
         os.close(descriptor)

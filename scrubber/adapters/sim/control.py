@@ -138,17 +138,19 @@ def add_faults(
         InvalidConfiguration: there is no simulated node in ``directory``.
     """
     _check("xid", xid, 1, MAX_XID, "an XID is a number such as 31, 79 or 95")
-    _check("ecc", ecc, 1, 1_000_000, "it is how many uncorrected errors are added")
-    _check("slow_clear", slow_clear, 0.001, 3600, "it is the seconds that clearing takes at least")
-    _check("temperature", temperature, -40, 150, "it is in degrees Celsius")
+    _check("ecc", ecc, 1, 1_000_000, "the number of uncorrected errors to add")
+    _check("slow_clear", slow_clear, 0.001, 3600, "the minimum duration of clearing in seconds")
+    _check("temperature", temperature, -40, 150, "degrees Celsius")
     if reset not in (None, "ok", "fail"):
-        raise InvalidRequest(f"reset {reset!r} is unknown: write ok or fail.")
+        raise InvalidRequest(f"reset {reset!r} is unknown: use ok or fail.")
     if recovery not in (None, *RECOVERY_ACTIONS):
         raise InvalidRequest(
-            f"recovery {recovery!r} is unknown: write {', '.join(RECOVERY_ACTIONS[:-1])} or {RECOVERY_ACTIONS[-1]}."
+            f"recovery {recovery!r} is unknown: use {', '.join(RECOVERY_ACTIONS[:-1])} or {RECOVERY_ACTIONS[-1]}."
         )
     if firmware is not None and not is_firmware_version(firmware):
-        raise InvalidRequest(f"{firmware!r} is no version of firmware: letters, digits, dots and hyphens, as 96.00.89.")
+        raise InvalidRequest(
+            f"{firmware!r} is not a firmware version: use letters, digits, dots and hyphens, such as 96.00.89."
+        )
     new_conditions, new_counters = parse_conditions(conditions or {}), parse_counters(counters or {})
 
     def how(faults: Faults) -> Faults:
@@ -176,7 +178,7 @@ def add_faults(
         each is not None for each in (xid, ecc, slow_clear, reset, temperature, recovery, firmware)
     )
     if not of_device and not driver_absent:
-        raise InvalidRequest(f"Say what should go wrong: {', '.join(CONDITIONS)} or counter.")
+        raise InvalidRequest(f"Name what to inject: {', '.join(CONDITIONS)} or counter.")
     if device is None:
         devices = [each for each in load_node(directory).devices if each.parent_directory is None]
     else:
@@ -205,7 +207,9 @@ def clear_faults(directory: Path, device: str | None = None, conditions: Iterabl
     unknown -= {code for place in places if unknown for code in read_faults(place).conditions}
     if unknown:
         known = ", ".join((*CONDITIONS, *sorted(CONDITION_CODES)))
-        raise InvalidRequest(f"No condition is called {min(unknown)!r} and none stands; there are: {known}.")
+        raise InvalidRequest(
+            f"There is no condition {min(unknown)!r}, and none of that name is active; the conditions are: {known}."
+        )
     for place in places:
         update_faults(place, lambda faults: faults.without(names), repair=conditions is None)
     if "driver-absent" in names:
@@ -244,7 +248,7 @@ def _read_node_control(directory: Path) -> _NodeControl:
         return _NodeControl()
     times = document.get("boots", 0)
     if not isinstance(times, int) or isinstance(times, bool) or times < 0:
-        raise Unreadable(f"{path}: 'boots' makes no sense ({times!r}).")
+        raise Unreadable(f"{path}: 'boots' is invalid ({times!r}).")
     return _NodeControl(document.get("driver_absent"), times)
 
 

@@ -95,10 +95,10 @@ class SimDiagnosis:
             os.pwrite(self._memory, _TAMPERED[: self._total], written[0][0])
         for offset, size in written:
             self._check_fence()
-            wanted = block_pattern(nonce, offset, size)
+            expected = block_pattern(nonce, offset, size)
             with self.pattern.measure_time():
                 found = self._read(offset, size)
-            self.pattern.errors += _differences(found, wanted)
+            self.pattern.errors += _differences(found, expected)
             self.pattern.amount += 2 * size
 
     def _matrix_round(self) -> None:
@@ -180,17 +180,17 @@ def _by_outer_products(rows: _Matrix, columns: _Matrix) -> _Matrix:
     return result
 
 
-def _differences(found: bytes, wanted: bytes) -> int:
-    return 0 if found == wanted else sum(one != other for one, other in zip(found, wanted, strict=True))
+def _differences(found: bytes, expected: bytes) -> int:
+    return 0 if found == expected else sum(one != other for one, other in zip(found, expected, strict=True))
 
 
 def diagnose(link: ParentSocket, request: Message) -> Message:
     """Run the diagnosis of ``request`` (built by :class:`scrubber.adapters.sim.diagnostics.SimDiagnostics`)."""
     total, inode, paths, seconds = (request.get(key) for key in ("bytes", "inode", "control", "seconds"))
     if not isinstance(total, int) or not isinstance(inode, int) or not isinstance(paths, list):
-        raise Fault("unreadable", "A request to diagnose names bytes, inode and control files.")
+        raise Fault("unreadable", "A diagnosis request must contain bytes, inode and control files.")
     if not isinstance(seconds, int | float):
-        raise Fault("unreadable", "A request to diagnose says how many seconds there are.")
+        raise Fault("unreadable", "A diagnosis request must contain the number of seconds.")
     allotment = CheckTimeBudget(time.monotonic() + seconds, time.monotonic)
     if not locks.acquire_lock(str(request["lock"])):
         raise Fault("held", "Another eraser still works on the device.")
@@ -200,7 +200,9 @@ def diagnose(link: ParentSocket, request: Message) -> Message:
         restore_file(memory, total)
         return {"checks": diagnosis.run(allotment)}
     except FenceBroken as error:
-        raise Fault("held", "Somebody opened the device while it was diagnosed, so that was broken off.") from error
+        raise Fault(
+            "held", "A process opened the device while it was diagnosed, so the diagnosis was stopped."
+        ) from error
     except OSError as error:
         raise Fault("unreadable", f"The device cannot be diagnosed: {error.strerror}.") from error
 

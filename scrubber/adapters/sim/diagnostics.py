@@ -45,17 +45,17 @@ class SimDiagnostics:
                 await child.send(self._request(found, level.seconds))
                 checks = parse_checks(parse_answer(await child.receive()))
         except TimeoutError as error:
-            how = "it was killed" if await child.kill() else "it does not die and was abandoned"
+            how = "it was killed" if await child.kill() else "it could not be killed and was abandoned"
             raise DriverTimeout(
-                f"The diagnostic of device {device.index} did not end within {deadline:g} s; {how}."
+                f"The diagnostic of device {device.index} did not finish within {deadline:g} s; {how}."
             ) from error
         except ChildDied as died:
-            raise Unreadable(f"The diagnostic of device {device.index} broke off: {died}") from died
+            raise Unreadable(f"The diagnostic of device {device.index} gave no valid report: {died}") from died
         finally:
             gone = await child.kill()
         if not gone:
             raise DriverTimeout(
-                f"The diagnostic of device {device.index} has reported and does not end; it was abandoned."
+                f"The diagnostic of device {device.index} has reported and does not exit; it was abandoned."
             )
         return checks
 

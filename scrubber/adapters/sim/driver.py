@@ -28,7 +28,7 @@ def handle(node: Path, request: Message) -> Message:
     """Handle one request; the keys of ``request`` are those that the adapter's classes write."""
     ask = request.get("ask")
     if ask not in _HANDLERS:
-        raise Fault("unreadable", f"The simulated driver knows no question {ask!r}.")
+        raise Fault("unreadable", f"The simulated driver does not support the request {ask!r}.")
     try:
         found, faults = _require_device(node, request)
         return _HANDLERS[ask](found, faults, request)
@@ -42,12 +42,12 @@ def _require_device(node: Path, question: Message) -> tuple[SimDevice, Faults]:
     """Return the requested device and its faults, if the driver can report anything about it at all."""
     if control.is_driver_absent(node):
         raise Fault("unreadable", "The driver is not loaded.")
-    place, index, wanted = (str(question.get(key)) for key in ("place", "index", "id"))
+    place, index, device_id = (str(question.get(key)) for key in ("place", "index", "id"))
     if not Path(place).is_dir():
-        raise Fault("lost", f"Device {index} is not there any more.")
+        raise Fault("lost", f"Device {index} no longer exists.")
     found = read_device(Path(place), index, "")
-    if found.device.id != wanted:
-        raise Fault("lost", f"Device {index} is another one now ({found.device.id}, not {wanted}).")
+    if found.device.id != device_id:
+        raise Fault("lost", f"Device {index} was replaced by another one ({found.device.id}, not {device_id}).")
     faults = control.read_combined_faults(found.control_directories)
     if faults.stuck:
         _never_return()
@@ -70,12 +70,12 @@ def _snapshot(found: SimDevice, faults: Faults, _: Message) -> Message:
 
 
 def _restore(found: SimDevice, _: Faults, question: Message) -> Message:
-    wanted = question.get("wanted")
-    if not isinstance(wanted, dict):
+    expected = question.get("wanted")
+    if not isinstance(expected, dict):
         raise Fault("unreadable", "Settings to restore must be an object.")
-    there = current_settings(found.directory, found.defaults)
-    applied = {name: str(value) for name, value in wanted.items() if name in there}
-    write_json(found.directory / "settings.json", {**there, **applied})
+    current = current_settings(found.directory, found.defaults)
+    applied = {name: str(value) for name, value in expected.items() if name in current}
+    write_json(found.directory / "settings.json", {**current, **applied})
     after = current_settings(found.directory, found.defaults)
     return {"values": {name: after[name] for name in applied}}
 
@@ -85,7 +85,7 @@ def _reset(found: SimDevice, faults: Faults, _: Message) -> Message:
     if found.device.parent is not None:
         raise Fault("unreadable", f"Device {found.device.index} is an instance: only its whole GPU can be reset.")
     if lease.is_held(found.memory, found.inode):
-        raise Fault("held", f"Device {found.device.index} is held by somebody, so it cannot be reset.")
+        raise Fault("held", f"Device {found.device.index} is held by a process, so it cannot be reset.")
     if faults.reset_fails:
         raise Fault("unreadable", f"The reset of device {found.device.index} failed.")
     write_json(found.directory / "settings.json", dict(found.defaults))

@@ -56,7 +56,7 @@ class LeaseFence:
             fcntl.fcntl(memory, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EBUSY):
-                raise Fault("held", "Somebody has the device open.") from error
+                raise Fault("held", "A process has the device open.") from error
             raise Fault("unreadable", f"The device cannot be fenced: {error.strerror}.") from error
 
     def check(self) -> None:
@@ -81,9 +81,9 @@ class ClearingFaults:
         try:
             seconds = [float(value) for value in found if isinstance(value, int | float)]
         except OverflowError as error:
-            raise Fault("unreadable", "'slow_clear' is no number of seconds.") from error
+            raise Fault("unreadable", "'slow_clear' is not a number of seconds.") from error
         if not all(map(math.isfinite, seconds)):
-            raise Fault("unreadable", "'slow_clear' is no number of seconds.")
+            raise Fault("unreadable", "'slow_clear' is not a number of seconds.")
         return max(seconds, default=0.0)
 
     def wont_clear(self) -> bool:
@@ -178,10 +178,10 @@ class SimEraseRun:
         chunk = self._read(offset, size)
         return 0 if chunk == _ZEROS[:size] else size - chunk.count(0)  # counting is slow, so only where they differ
 
-    def _compare(self, offset: int, wanted: bytes) -> None:
-        chunk = self._read(offset, len(wanted))
-        if chunk != wanted:
-            self.failed += sum(one != other for one, other in zip(chunk, wanted, strict=True))
+    def _compare(self, offset: int, expected: bytes) -> None:
+        chunk = self._read(offset, len(expected))
+        if chunk != expected:
+            self.failed += sum(one != other for one, other in zip(chunk, expected, strict=True))
 
     def _read(self, offset: int, size: int) -> bytes | bytearray:
         """Return ``size`` bytes, valid until the next read: one shared buffer is twice as fast as one for each read."""
@@ -227,9 +227,9 @@ def _json(path: str) -> dict[str, object]:
     except ValueError as error:
         raise Fault("unreadable", f"{path} is not JSON: {error}.") from error
     except RecursionError as error:
-        raise Fault("unreadable", f"{path} is nested too deeply to be read.") from error
+        raise Fault("unreadable", f"{path} is nested too deeply.") from error
     if not isinstance(document, dict):
-        raise Fault("unreadable", f"{path} holds no JSON object.")
+        raise Fault("unreadable", f"{path} does not contain a JSON object.")
     return document
 
 
@@ -244,12 +244,12 @@ def open_memory(path: str, inode: int) -> int:
     try:
         memory = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except BlockingIOError as error:
-        raise Fault("held", "Somebody has the device open and leased.") from error
+        raise Fault("held", "A process has the device open and leased.") from error
     except OSError as error:
         code = "lost" if error.errno == errno.ENOENT else "unreadable"
         raise Fault(code, f"The device cannot be opened: {error.strerror}.") from error
     if os.fstat(memory).st_ino != inode:
-        raise Fault("unreadable", "The device's memory file is another one than it was made with.")
+        raise Fault("unreadable", "The device's memory file was replaced.")
     return memory
 
 
@@ -263,14 +263,14 @@ def restore_file(memory: int, total: int) -> str | None:
     if found.st_mode & 0o777 != 0o600:
         os.fchmod(memory, 0o600)
         wrong.append(f"its mode was {found.st_mode & 0o777:04o} instead of 0600")
-    return f"The device was put right: {' and '.join(wrong)}." if wrong else None
+    return f"The memory file was restored: {' and '.join(wrong)}." if wrong else None
 
 
 def erase(link: ParentSocket, request: Message) -> Message:
     """Run the scrub of ``request`` (built by :class:`scrubber.adapters.sim.erasure.SimEraser`); return the report."""
     total, inode, paths = request["bytes"], request["inode"], request["control"]
     if not isinstance(total, int) or not isinstance(inode, int) or not isinstance(paths, list):
-        raise Fault("unreadable", "A request to erase names bytes, inode and control files.")
+        raise Fault("unreadable", "An erase request must contain bytes, inode and control files.")
     if not locks.acquire_lock(str(request["lock"])):
         raise Fault("held", "Another eraser still works on the device.")
     memory = open_memory(str(request["memory"]), inode)
@@ -291,7 +291,7 @@ def erase(link: ParentSocket, request: Message) -> Message:
         "residue_bytes": eraser.residue,
         "failed_bytes": eraser.failed,
         "fence_broken": fence_broken,
-        "mended": restored,
+        "restored": restored,
         "seconds_by_phase": [list(row) for row in eraser.seconds.items()],
     }
 

@@ -43,16 +43,18 @@ class SimEraser:
                 await child.send(self._request(found, request))
                 report = _report(found, await wait_for_report(child, progress))
         except TimeoutError as error:
-            how = "it was killed" if await child.kill() else "it does not die and was abandoned"
+            how = "it was killed" if await child.kill() else "it could not be killed and was abandoned"
             raise DriverTimeout(
-                f"The eraser of device {device.index} did not end within {request.deadline:g} s; {how}."
+                f"The eraser of device {device.index} did not finish within {request.deadline:g} s; {how}."
             ) from error
         except ChildDied as died:
-            raise Unreadable(f"The eraser of device {device.index} broke off: {died}") from died
+            raise Unreadable(f"The eraser of device {device.index} gave no valid report: {died}") from died
         finally:
             gone = await child.kill()
         if not gone:
-            raise DriverTimeout(f"The eraser of device {device.index} has reported and does not end; it was abandoned.")
+            raise DriverTimeout(
+                f"The eraser of device {device.index} has reported and does not exit; it was abandoned."
+            )
         return report
 
     async def find_orphan(self, device: Device) -> int | None:
@@ -81,9 +83,9 @@ def _report(found: SimDevice, answer: Message) -> EraseReport:
     total = parse_byte_count(answer, "total_bytes")
     if total != found.device.memory_bytes:
         raise Unreadable(f"The eraser worked on {total} bytes instead of {found.device.memory_bytes}.")
-    restored = answer.get("mended")
+    restored = answer.get("restored")
     if not isinstance(restored, str | None):
-        raise Unreadable("The eraser's report makes no sense.")
+        raise Unreadable("The eraser's report is invalid.")
     return EraseReport(
         total_bytes=total,
         cleared_bytes=parse_byte_count(answer, "cleared_bytes"),

@@ -170,7 +170,7 @@ class Faults:
 
         Counts of the past stay.
         """
-        usual = Faults()
+        defaults = Faults()
         lifted: dict[str, object] = {"conditions": self.conditions}
         codes: set[str] = set()
         for name in conditions:
@@ -178,7 +178,7 @@ class Faults:
                 codes.add(name)
             elif name != "driver-absent":  # the node's, in its own file
                 attribute = _FAULT_ATTRIBUTES.get(name, name.replace("-", "_"))
-                lifted[attribute] = getattr(usual, attribute)
+                lifted[attribute] = getattr(defaults, attribute)
         kept = replace(self, **lifted)  # type: ignore[arg-type]
         return replace(kept, conditions={code: read for code, read in kept.conditions.items() if code not in codes})
 
@@ -220,14 +220,14 @@ class Faults:
         values = {name: document[name] for name in _PLAIN if name in document}
         for name, value in values.items():
             if not isinstance(value, _PLAIN[name]) or (isinstance(value, bool) and _PLAIN[name] is not bool):
-                raise Unreadable(f"{where}: {name!r} makes no sense ({value!r}).")
+                raise Unreadable(f"{where}: {name!r} is invalid ({value!r}).")
             if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:  # type: ignore[operator]
                 lowest, highest = _RANGES[name]
                 raise Unreadable(f"{where}: {name!r} is out of range ({lowest:g} to {highest:g}).")
         if values.get("recovery", "none") not in RECOVERY_ACTIONS:
             raise Unreadable(f"{where}: 'recovery' must be one of {', '.join(RECOVERY_ACTIONS)}.")
         if "firmware" in values and not is_firmware_version(values["firmware"]):
-            raise Unreadable(f"{where}: 'firmware' makes no sense ({values['firmware']!r}).")
+            raise Unreadable(f"{where}: 'firmware' is invalid ({values['firmware']!r}).")
         seen, active = _xids(document.get("xids", {}), where)
         try:
             conditions = parse_conditions(document.get("conditions", {}))
@@ -272,17 +272,17 @@ def parse_conditions(document: object) -> dict[str, str]:
         InvalidRequest: a code or a reading is invalid.
     """
     if not isinstance(document, Mapping):
-        raise InvalidRequest("'conditions' must be an object of texts.")
+        raise InvalidRequest("'conditions' must be an object of strings.")
     for code, read in document.items():
         if not _is_word(_CODE, code):
             raise InvalidRequest(
-                f"{code!r} is no code of a condition: small letters, digits and hyphens, as pcie-width."
+                f"{code!r} is not a condition code: use lowercase letters, digits and hyphens, such as pcie-width."
             )
         if code in CONDITIONS or code.startswith("xid-"):
-            raise InvalidRequest(f"{code!r} is a fault of its own and no code of a condition.")
+            raise InvalidRequest(f"{code!r} is a separate fault, not a condition code.")
         if not isinstance(read, str) or len(read) > _MAX_READING_LENGTH or not read.isprintable():
             raise InvalidRequest(
-                f"What was read of {code!r} must be a text of one line, of {_MAX_READING_LENGTH} characters at most."
+                f"The reading of {code!r} must be a single-line string of at most {_MAX_READING_LENGTH} characters."
             )
     return dict(document)
 
@@ -303,10 +303,10 @@ def parse_counters(document: object) -> dict[str, int]:
     for name, value in document.items():
         if not _is_word(_COUNTER, name):
             raise InvalidRequest(
-                f"{name!r} is no name of a counter: small letters, digits and underscores, as retired_pages."
+                f"{name!r} is not a counter name: use lowercase letters, digits and underscores, such as retired_pages."
             )
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
-            raise InvalidRequest(f"{name!r} must count from 0 to {_MAX_COUNT}, not {value!r}.")
+            raise InvalidRequest(f"{name!r} must be from 0 to {_MAX_COUNT}, not {value!r}.")
     return dict(document)
 
 
@@ -320,11 +320,11 @@ def _xids(document: object, where: str) -> tuple[dict[int, int], dict[int, int]]
         seen = {int(code): int(each["seen"]) for code, each in document.items()}  # type: ignore[attr-defined]
         active = {int(code): _active_count(each) for code, each in document.items() if each["standing"]}  # type: ignore[attr-defined]
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise Unreadable(f"{where}: 'xids' makes no sense.") from error
+        raise Unreadable(f"{where}: 'xids' is invalid.") from error
     if not all(
         1 <= code <= MAX_XID and 0 <= active.get(code, 0) <= times <= _MAX_COUNT for code, times in seen.items()
     ):
-        raise Unreadable(f"{where}: 'xids' holds a number out of range.")
+        raise Unreadable(f"{where}: 'xids' contains a number that is out of range.")
     return seen, active
 
 

@@ -57,23 +57,23 @@ class SimHolders:
         self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None
     ) -> HolderReport:
         found = self._inventory.find_sim_device(device)
-        look = await self._walk(device, found, pod_uids, scrub)
-        hung = _hung_processes(look)
-        if hung or not look.holders:
+        report = await self._walk(device, found, pod_uids, scrub)
+        hung = _hung_processes(report)
+        if hung or not report.holders:
             await asyncio.sleep(self._confirm_seconds)
-            look = await self._walk(device, found, pod_uids, scrub)
-            hung &= _hung_processes(look)
-        unfinished = uninspected_from((each for each in look.unfinished if not each.parts), look.churning_groups)
-        if not look.holders:
+            report = await self._walk(device, found, pod_uids, scrub)
+            hung &= _hung_processes(report)
+        unfinished = uninspected_from((each for each in report.unfinished if not each.parts), report.churning_groups)
+        if not report.holders:
             ghosts = (_GHOST,) if not unfinished and await self.is_held(device) else ()
-            return HolderReport(ghosts, look.not_covered if ghosts or unfinished else (), unfinished)
+            return HolderReport(ghosts, report.not_covered if ghosts or unfinished else (), unfinished)
         unkillable = control.read_combined_faults(found.control_directories).unkillable
-        holding = tuple(_holder(each, stays=unkillable or (each.pid, each.started) in hung) for each in look.holders)
-        return HolderReport(holding, look.not_covered, unfinished, look.holders_omitted)
+        holding = tuple(_holder(each, stays=unkillable or (each.pid, each.started) in hung) for each in report.holders)
+        return HolderReport(holding, report.not_covered, unfinished, report.holders_omitted)
 
     async def list_users(self, device: Device) -> tuple[Holder, ...]:
-        look = await self._walk(device, self._inventory.find_sim_device(device))
-        return tuple(_holder(each, stays=False) for each in look.holders)
+        report = await self._walk(device, self._inventory.find_sim_device(device))
+        return tuple(_holder(each, stays=False) for each in report.holders)
 
     def not_covered(self, device: Device) -> tuple[str, ...]:
         """Return nothing: the lease detects descriptors and mappings wherever they are."""
@@ -103,8 +103,8 @@ class SimHolders:
         return parse_walk_report(await self._walk_pool.request(device.id, question))
 
 
-def _hung_processes(look: WalkReport) -> set[tuple[int, int]]:
-    return {(each.pid, each.started) for each in look.holders if each.hung}
+def _hung_processes(report: WalkReport) -> set[tuple[int, int]]:
+    return {(each.pid, each.started) for each in report.holders if each.hung}
 
 
 def _holder(found: ProcessMatch, *, stays: bool) -> Holder:

@@ -61,7 +61,7 @@ class SimInventory:
             if found is not None and found.device.index == device.index:
                 self._known_devices[device.index] = found
         if found is None or found.device.index != device.index:
-            raise DeviceLost(f"Device {device.index} ({device.id}) is not there any more.")
+            raise DeviceLost(f"Device {device.index} ({device.id}) no longer exists.")
         return found
 
     def _conflicting_indexes(self, node: SimNode) -> set[str]:

@@ -109,17 +109,17 @@ def read_node(directory: Path) -> SimNode:
     path = directory.absolute() / "node.json"
     if not path.exists():
         raise InvalidConfiguration(
-            f"{path.parent} holds no simulated node: make one with `scrubber sim create --dir {path.parent}`."
+            f"{path.parent} is not a simulated node: create one with `scrubber sim create --dir {path.parent}`."
         )
     try:
         document = read_json(path)
         if document.get("version") != FORMAT_VERSION:
             raise InvalidConfiguration(
-                f"{path} is of version {document.get('version')!r}; this program reads {FORMAT_VERSION}."
+                f"{path} has version {document.get('version')!r}; this program reads {FORMAT_VERSION}."
             )
         name, driver, model = (_text(path, document, key) for key in ("node", "driver", "model"))
     except Unreadable as error:
-        raise InvalidConfiguration(f"{error} Put it right, or make the node anew in an empty directory.") from error
+        raise InvalidConfiguration(f"{error} Fix it, or create the node again in an empty directory.") from error
     return SimNode(name, driver, model, ())
 
 
@@ -139,8 +139,8 @@ def load_node(directory: Path) -> SimNode:
             first = found.setdefault(device.device.id, device)
             if first is not device:
                 raise Unreadable(
-                    f"{place / 'device.json'}: the id {device.device.id} is that of device {first.device.index}, and "
-                    "every device needs one of its own."
+                    f"{place / 'device.json'}: the id {device.device.id} is already that of device "
+                    f"{first.device.index}; every device needs its own."
                 )
         except ScrubberError as error:
             broken[index] = str(error)
@@ -171,17 +171,15 @@ def read_device(directory: Path, index: str, model: str) -> SimDevice:
     try:
         actual = os.stat(memory, follow_symlinks=False)
     except OSError as error:
-        raise DeviceLost(f"Device {index} fell off: {memory} cannot be looked at ({error.strerror}).") from error
+        raise DeviceLost(f"Device {index} fell off the bus: {memory} cannot be read ({error.strerror}).") from error
     if actual.st_ino != inode:
-        raise Unreadable(
-            f"{memory} is another file than the one that the device was made with; who holds it is unknown."
-        )
+        raise Unreadable(f"{memory} was replaced since the device was created; its holders are unknown.")
     instance = ":" in index
     numa, parent = document.get("numa_node"), document.get("parent")
     if not isinstance(numa, int | None) or isinstance(numa, bool) or not 0 <= (numa or 0) <= _MAX_NUMA_NODE:
         raise Unreadable(f"{path}: 'numa_node' must be a number from 0 to {_MAX_NUMA_NODE}, or null.")
     if not isinstance(parent, str | None) or instance != (parent is not None):
-        raise Unreadable(f"{path}: an instance (only) has a parent.")
+        raise Unreadable(f"{path}: an instance, and only an instance, has a parent.")
     device = Device(
         id=_device_id(path, document),
         index=index,
@@ -250,9 +248,9 @@ def _object(path: Path) -> dict[str, object]:
     except ValueError as error:
         raise Unreadable(f"{path} is not JSON: {error}.") from error
     except RecursionError as error:
-        raise Unreadable(f"{path} is nested too deeply to be read.") from error
+        raise Unreadable(f"{path} is nested too deeply.") from error
     if not isinstance(document, dict):
-        raise Unreadable(f"{path} holds a JSON {type(document).__name__}, not an object.")
+        raise Unreadable(f"{path} contains a JSON {type(document).__name__}, not an object.")
     return document
 
 
@@ -269,7 +267,7 @@ def _content(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         content = b""
         # In parts: a read first allocates all that is requested, and a megabyte of that costs more than reading a line.
         while len(content) <= _MAX_JSON_BYTES and (part := file.read(_PART)):
@@ -280,7 +278,7 @@ def _content(path: Path) -> bytes:
 
 
 def _reject_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _numbered(directory: Path) -> list[tuple[str, Path]]:
@@ -294,7 +292,7 @@ def _numbered(directory: Path) -> list[tuple[str, Path]]:
 def _text(path: Path, document: Mapping[str, object], key: str) -> str:
     value = document.get(key)
     if not isinstance(value, str) or not value:
-        raise Unreadable(f"{path}: {key!r} must be a text that is not empty.")
+        raise Unreadable(f"{path}: {key!r} must be a non-empty string.")
     return value
 
 
@@ -302,8 +300,8 @@ def _device_id(path: Path, document: Mapping[str, object]) -> str:
     value = _text(path, document, "id")
     if not is_device_id(value):
         raise Unreadable(
-            f"{path}: 'id' must be 1 to 128 letters, digits, colons, dots, underscores or hyphens, and not "
-            f"{SERVICE_LOCK!r} or dots alone."
+            f"{path}: 'id' must be 1 to 128 letters, digits, colons, dots, underscores or hyphens, and "
+            f"neither {SERVICE_LOCK!r} nor dots alone."
         )
     return value
 
@@ -318,11 +316,11 @@ def _count(path: Path, document: Mapping[str, object], key: str, most: int) -> i
 def _texts(path: Path, document: Mapping[str, object], key: str) -> frozenset[str]:
     value = document.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise Unreadable(f"{path}: {key!r} must be a list of texts.")
+        raise Unreadable(f"{path}: {key!r} must be a list of strings.")
     return frozenset(value)
 
 
 def _settings(path: Path, value: object) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
-        raise Unreadable(f"{path}: settings must be an object of texts.")
+        raise Unreadable(f"{path}: settings must be an object of strings.")
     return value

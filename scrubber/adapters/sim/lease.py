@@ -41,10 +41,10 @@ def is_held(path: Path, inode: int) -> bool:
     except FileNotFoundError as error:
         raise DeviceLost(f"{path} is gone.") from error
     except OSError as error:
-        raise Unreadable(f"{path} cannot be opened, so who holds it is unknown: {error.strerror}.") from error
+        raise Unreadable(f"{path} cannot be opened, so its holders are unknown: {error.strerror}.") from error
     try:
         if os.fstat(fd).st_ino != inode:
-            raise Unreadable(f"{path} is another file than the one that was made; who holds that one is unknown.")
+            raise Unreadable(f"{path} was replaced; the holders of the original file are unknown.")
         return not can_acquire(fd, path)
     finally:
         os.close(fd)
@@ -89,6 +89,6 @@ def acquire(fd: int, path: Path) -> bool:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EBUSY):
             return False
-        why = "this user does not own it" if error.errno == errno.EACCES else "its file system grants no leases"
-        raise Unreadable(f"Who holds {path} cannot be asked: {why} ({error.strerror}).") from error
+        why = "this user does not own it" if error.errno == errno.EACCES else "its file system does not support leases"
+        raise Unreadable(f"The holders of {path} cannot be determined: {why} ({error.strerror}).") from error
     return True

@@ -36,13 +36,13 @@ def reboot(directory: Path) -> None:
         for found in devices:
             if lease.is_held(found.memory, found.inode):
                 raise DeviceBusy(
-                    f"Device {found.device.index} is held by a process, which a reboot would end: end it first."
+                    f"Device {found.device.index} is held by a process, which a reboot would end: stop it first."
                 )
         for found in devices:
             control.update_faults(found.directory, Faults.after_reboot)
             write_json(found.directory / "settings.json", dict(found.defaults))
         control.record_reboot(directory)
     except BlockingIOError:
-        raise AlreadyRunning(f"A scrub service works on the node in {directory}: stop it first.") from None
+        raise AlreadyRunning(f"A scrub service uses the node in {directory}: stop it first.") from None
     finally:
         os.close(lock)

@@ -28,7 +28,8 @@ class SimResetter:
         unavailable = None
         if device.parent is not None:
             unavailable = (
-                f"Device {device.index} is an instance: only its whole GPU can be reset, and others may be using it."
+                f"Device {device.index} is an instance: only its whole GPU can be reset, and other pods may "
+                "be using it."
             )
         held = lease.is_held(found.memory, found.inode)  # not untraceable use: a reset is its cure
         return ResetPlan(
@@ -36,10 +37,10 @@ class SimResetter:
             method="the simulated driver",
             actions=(
                 f"Let the simulated driver reset device {device.index}: its faults and errors end, its memory stays.",
-                "Bring its settings back to the driver's defaults.",
+                "Restore its settings to the driver's defaults.",
             ),
             unavailable=unavailable,
-            blockers=(f"Somebody holds device {device.index}.",) if held else (),
+            blockers=(f"A process holds device {device.index}.",) if held else (),
         )
 
     async def reset(self, device: Device, deadline: float) -> None:
@@ -48,8 +49,8 @@ class SimResetter:
         try:
             parse_answer(await child.call(question, deadline))
         except ChildDied as died:
-            raise Unreadable(f"The reset of device {device.index} broke off: {died}") from died
+            raise Unreadable(f"The reset of device {device.index} exited without a result: {died}") from died
         except TimeoutError as error:
-            raise DriverTimeout(f"The reset of device {device.index} did not end within {deadline:g} s.") from error
+            raise DriverTimeout(f"The reset of device {device.index} did not finish within {deadline:g} s.") from error
         finally:
             await child.kill()

@@ -57,24 +57,25 @@ def create(
     """
     directory = directory.absolute()
     if not 1 <= devices <= _MAX_DEVICES:
-        raise InvalidConfiguration(f"{devices} devices cannot be made: a node has 1 to {_MAX_DEVICES}.")
+        raise InvalidConfiguration(f"A node has 1 to {_MAX_DEVICES} devices, not {devices}.")
     if memory < _PAGE or memory % _PAGE:
         raise InvalidConfiguration(
-            f"{memory} bytes of memory cannot be made: write a multiple of {_PAGE}, such as 256MiB."
+            f"{memory} bytes of memory per device are not possible: use a multiple of {_PAGE}, such as 256MiB."
         )
     if (directory / "node.json").exists():
         return _require_same_node(directory, devices, memory)
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise InvalidConfiguration(f"{directory} is not empty and holds no simulated node: name another directory.")
+            raise InvalidConfiguration(f"{directory} is not empty and is not a simulated node: pass another directory.")
         space = os.statvfs(directory)
     except OSError as error:
         raise InvalidConfiguration(f"{directory} cannot be used: {error.strerror}.") from error
     if space.f_bavail * space.f_frsize < devices * memory:
         raise InvalidConfiguration(
-            f"{devices} devices of {memory} bytes need {devices * memory} bytes; the file system of {directory} has "
-            f"{space.f_bavail * space.f_frsize} free. Ask for less, or name a directory elsewhere."
+            f"{devices} devices of {memory} bytes need {devices * memory} bytes; the file system of "
+            f"{directory} has {space.f_bavail * space.f_frsize} free. Use less memory, or pass a directory on "
+            "another file system."
         )
     ids = [f"SIM-GPU-{new_uuid()}" for _ in range(devices)]
     numas = [number * 2 // devices for number in range(devices)]
@@ -105,7 +106,7 @@ def split(
     """
     found = _find_whole_gpu(directory, device)
     if found.has_instances:
-        raise InvalidRequest(f"Device {found.device.index} is split already; merge it first.")
+        raise InvalidRequest(f"Device {found.device.index} is already split; merge it first.")
     each = found.device.memory_bytes // max(instances, 1) // _PAGE * _PAGE
     if not 2 <= instances <= _MAX_INSTANCES or not each:
         raise InvalidRequest(f"Device {found.device.index} can be split into 2 to {_MAX_INSTANCES}, not {instances}.")
@@ -157,17 +158,17 @@ def _require_same_node(directory: Path, devices: int, memory: int) -> SimNode:
     wholes = [each for each in node.devices if each.device.parent is None]
     sizes = {each.device.memory_bytes for each in wholes}
     if node.broken_devices or len(wholes) != devices or sizes != {memory}:
-        there = " and ".join(f"{size} bytes" for size in sorted(sizes)) or "no memory that can be read"
+        present = " and ".join(f"{size} bytes" for size in sorted(sizes)) or "unreadable memory"
         raise InvalidConfiguration(
-            f"{directory} holds a node of {len(wholes)} devices with {there}, not {devices} with {memory} bytes: "
-            "name another directory, or remove that node first."
+            f"{directory} contains a node of {len(wholes)} devices with {present}, not {devices} with {memory} "
+            "bytes: pass another directory, or remove that node first."
         )
     return node
 
 
-def _find_whole_gpu(directory: Path, wanted: str) -> SimDevice:
+def _find_whole_gpu(directory: Path, name: str) -> SimDevice:
     wholes = {each.device.id: each for each in load_node(directory).devices if each.device.parent is None}
-    return wholes[find_device((each.device for each in wholes.values()), wanted).id]
+    return wholes[find_device((each.device for each in wholes.values()), name).id]
 
 
 def _make(place: Path, id_: str, memory: int, numa: int | None, peers: list[str], *, parent: str | None = None) -> None:
@@ -194,13 +195,13 @@ def _check_leases(memory: Path) -> None:
     try:
         lease.is_held(memory, memory.stat().st_ino)
     except Unreadable as error:
-        raise InvalidConfiguration(f"{error} Name a directory on tmpfs or ext4, for example below /dev/shm.") from error
+        raise InvalidConfiguration(f"{error} Pass a directory on tmpfs or ext4, for example below /dev/shm.") from error
 
 
 @contextmanager
 def _exclusive(found: SimDevice) -> Iterator[int]:
     """Yield the memory, open and fenced: a process that opens it now waits."""
-    taken = f"Device {found.device.index} is held by somebody: its shape can only change while it is free."
+    taken = f"Device {found.device.index} is held by a process: it can only be split or merged while it is free."
     try:
         fd = os.open(found.memory, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except BlockingIOError as error:
@@ -217,6 +218,6 @@ def _copy_range(source: int, source_offset: int, target: int, target_offset: int
     """Copy ``length`` bytes of ``source`` to ``target``; writes only where they differ, so holes stay holes."""
     for done in range(0, length, _CHUNK):
         size = min(_CHUNK, length - done)
-        wanted = os.pread(source, size, source_offset + done).ljust(size, b"\0")
-        if os.pread(target, size, target_offset + done).ljust(size, b"\0") != wanted:
-            os.pwrite(target, wanted, target_offset + done)
+        data = os.pread(source, size, source_offset + done).ljust(size, b"\0")
+        if os.pread(target, size, target_offset + done).ljust(size, b"\0") != data:
+            os.pwrite(target, data, target_offset + done)

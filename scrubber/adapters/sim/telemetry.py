@@ -33,7 +33,7 @@ class SimTelemetry:
         )
         recovery = answer.get("recovery")
         if not isinstance(recovery, str | None):
-            raise Unreadable("The driver's answer makes no sense: 'recovery' is no text.")
+            raise Unreadable("The driver's response is invalid: 'recovery' is not a string.")
         return Snapshot(
             device.id,
             errors=_errors(answer),
@@ -63,16 +63,16 @@ def texts(answer: Message, key: str) -> Mapping[str, str]:
         Unreadable: there is none.
     """
     found = _object(answer, key)
-    said = {name: text for name, text in found.items() if isinstance(text, str)}
-    if len(said) != len(found):
-        raise Unreadable(f"The driver's answer makes no sense: {key!r} holds what is no text.")
-    return said
+    valid = {name: text for name, text in found.items() if isinstance(text, str)}
+    if len(valid) != len(found):
+        raise Unreadable(f"The driver's response is invalid: {key!r} contains a value that is not a string.")
+    return valid
 
 
 def _object(answer: Message, key: str) -> dict[str, object]:
     found = answer.get(key)
     if not isinstance(found, dict):
-        raise Unreadable(f"The driver's answer makes no sense: {key!r} is no object.")
+        raise Unreadable(f"The driver's response is invalid: {key!r} is not an object.")
     return found
 
 
@@ -80,7 +80,7 @@ def _counts(answer: Message, key: str) -> Mapping[str, int]:
     found = _object(answer, key)
     counted = {name: times for name, times in found.items() if _is_number(times)}
     if len(counted) != len(found):
-        raise Unreadable(f"The driver's answer makes no sense: {key!r} holds no counts.")
+        raise Unreadable(f"The driver's response is invalid: {key!r} contains a value that is not a count.")
     return counted
 
 
@@ -88,13 +88,13 @@ def _errors(answer: Message) -> Mapping[int, int]:
     try:
         return {int(code): times for code, times in _counts(answer, "xids").items()}
     except ValueError as error:
-        raise Unreadable("The driver's answer makes no sense: 'xids' holds what is no XID.") from error
+        raise Unreadable("The driver's response is invalid: 'xids' contains a key that is not an XID.") from error
 
 
 def _count(answer: Message, key: str) -> int:
     found = answer.get(key)
     if not _is_number(found):
-        raise Unreadable(f"The driver's answer makes no sense: {key!r} is no number.")
+        raise Unreadable(f"The driver's response is invalid: {key!r} is not a number.")
     return found
 
 

@@ -27,41 +27,41 @@ _USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tenant with ``argv`` (by default the process's own); return the exit code."""
     parser = _parser()
-    wanted = parser.parse_args(argv)
-    if "" in (wanted.write, wanted.expect):
-        parser.error("a text must not be empty")
-    path = _device(wanted.device)
+    options = parser.parse_args(argv)
+    if "" in (options.write, options.expect):
+        parser.error("the string must not be empty")
+    path = _device(options.device)
     if path is None:
-        return _usage_error("there is no device: no dev/simgpu* is here, and none was named with --device")
-    if wanted.hold is not None:
+        return _usage_error("no device found: there is no dev/simgpu* here; pass one with --device")
+    if options.hold is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before anything that it must not interrupt
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         return _usage_error(f"{path} cannot be opened: {error.strerror}")
-    if wanted.resize is not None:
-        os.ftruncate(fd, wanted.resize)
-        _print_json(resized_bytes=wanted.resize)
-    if wanted.read:
+    if options.resize is not None:
+        os.ftruncate(fd, options.resize)
+        _print_json(resized_bytes=options.resize)
+    if options.read:
         residue, found = _read(fd)
         _print_json(residue_bytes=residue, found=found)
-    if wanted.expect is not None and wanted.write is None and not _check(fd, wanted.expect):
+    if options.expect is not None and options.write is None and not _check(fd, options.expect):
         return 1
-    if wanted.write is not None:
-        _print_json(wrote_bytes=_fill(fd, wanted.write.encode()))
-    kept = _keep_open(fd, in_flight=wanted.in_flight, mapped=wanted.mmap)
-    if wanted.leave_leftover:
+    if options.write is not None:
+        _print_json(wrote_bytes=_fill(fd, options.write.encode()))
+    kept = _keep_open(fd, in_flight=options.in_flight, mapped=options.mmap)
+    if options.leave_leftover:
         _print_json(child_pid=_leave_child(path))
-    if wanted.ready_file is not None:
-        wanted.ready_file.write_text(f"{os.getpid()}\n", encoding="ascii")
+    if options.ready_file is not None:
+        options.ready_file.write_text(f"{os.getpid()}\n", encoding="ascii")
     _print_json(ready=True, pid=os.getpid())
-    if wanted.hold is not None:
-        _hold(wanted.hold)
-    if wanted.sigkill:
+    if options.hold is not None:
+        _hold(options.hold)
+    if options.sigkill:
         os.kill(os.getpid(), signal.SIGKILL)
-    if wanted.expect is not None and wanted.write is not None:
+    if options.expect is not None and options.write is not None:
         again = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if not _check(again, wanted.expect):
+        if not _check(again, options.expect):
             return 1
         os.close(again)
     del kept
@@ -72,17 +72,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scrubber sim tenant", description="An honest tenant of a simulated GPU.")
     parser.add_argument("--device", type=Path, help="path of the device (default: the first dev/simgpu* here)")
     parser.add_argument("--resize", type=int, metavar="BYTES", help="change the size of the device's file")
-    parser.add_argument("--read", action="store_true", help="say how many bytes are not zero, and the first text")
     parser.add_argument(
-        "--expect", metavar="TEXT", help="fail unless the memory holds this text, all over; after --write: at the end"
+        "--read", action="store_true", help="print how many bytes are not zero, and the first text among them"
     )
-    parser.add_argument("--write", metavar="TEXT", help="write this text all over the memory")
-    parser.add_argument("--in-flight", action="store_true", help="hold the device by a descriptor in flight only")
-    parser.add_argument("--mmap", action="store_true", help="hold the device by a mapping only")
+    parser.add_argument(
+        "--expect",
+        metavar="TEXT",
+        help="fail unless the whole memory contains this text repeated; after --write: checked at the end",
+    )
+    parser.add_argument("--write", metavar="TEXT", help="fill the memory with this text, repeated")
+    parser.add_argument("--in-flight", action="store_true", help="hold the device only by a descriptor in flight")
+    parser.add_argument("--mmap", action="store_true", help="hold the device only by a mapping")
     parser.add_argument("--leave-leftover", action="store_true", help="leave a process behind that holds the device")
-    parser.add_argument("--ready-file", type=Path, help="written once everything so far is done")
-    parser.add_argument("--hold", type=_seconds, metavar="SECONDS|forever", help="stay; SIGTERM ends it in good order")
-    parser.add_argument("--sigkill", action="store_true", help="end by SIGKILL")
+    parser.add_argument("--ready-file", type=Path, help="file to write once everything before is done")
+    parser.add_argument(
+        "--hold", type=_seconds, metavar="SECONDS|forever", help="keep running; SIGTERM ends it gracefully"
+    )
+    parser.add_argument("--sigkill", action="store_true", help="end with SIGKILL")
     return parser
 
 
@@ -108,10 +114,10 @@ def _hold(seconds: float) -> None:
 def _keep_open(fd: int, *, in_flight: bool, mapped: bool) -> object:
     """Keep holding the device in the requested way; the returned object holds it."""
     if in_flight:
-        ours, theirs = socket.socketpair()
+        ours, other_end = socket.socketpair()
         socket.send_fds(ours, [b"x"], [fd])
         os.close(fd)
-        return ours, theirs
+        return ours, other_end
     if mapped:
         mapping = mmap.mmap(fd, os.fstat(fd).st_size)
         os.close(fd)
@@ -129,7 +135,7 @@ def _leave_child(path: Path) -> int:
         stdout=subprocess.PIPE,
     )
     if child.stdout is None or not child.stdout.readline():
-        raise SystemExit("tenant: the child that was to be left behind did not start.")
+        raise SystemExit("tenant: the leftover child process did not start.")
     return child.pid
 
 
@@ -142,12 +148,12 @@ def _fill(fd: int, text: bytes) -> int:
 
 
 def _check(fd: int, text: str) -> bool:
-    wanted = text.encode()
+    expected = text.encode()
     total = os.fstat(fd).st_size
     wrong = 0
     for offset in range(0, total, _CHUNK):
         size = min(_CHUNK, total - offset)
-        chunk, right = os.pread(fd, size, offset), _repeated(wanted, offset, size)
+        chunk, right = os.pread(fd, size, offset), _repeated(expected, offset, size)
         if chunk != right:
             wrong += sum(one != other for one, other in zip(chunk, right, strict=False))
     _print_json(expected=wrong == 0, wrong_bytes=wrong)

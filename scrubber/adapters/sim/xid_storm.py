@@ -56,11 +56,11 @@ def raise_xids(
         Unreadable: the device's control file is malformed.
     """
     if not codes or not all(1 <= code <= control.MAX_XID for code in codes):
-        raise InvalidRequest(f"A storm is of XIDs from 1 to {control.MAX_XID}, of one at least.")
+        raise InvalidRequest(f"A storm needs at least one XID, each from 1 to {control.MAX_XID}.")
     if not 1 <= repeat <= _MAX_XIDS:
-        raise InvalidRequest(f"repeat {repeat} is out of range (1 to {_MAX_XIDS}): it is how many XIDs are raised.")
+        raise InvalidRequest(f"repeat {repeat} is out of range (1 to {_MAX_XIDS}): it is the number of XIDs raised.")
     if not 0 < rate <= _MAX_RATE:
-        raise InvalidRequest(f"rate {rate:g} is out of range (above 0, to {_MAX_RATE:g}): it is XIDs a second.")
+        raise InvalidRequest(f"rate {rate:g} is out of range (above 0, to {_MAX_RATE:g}): it is XIDs per second.")
     place = control.find_sim_device(directory, device).directory
     began, raised, changes = clock(), 0, 0
     while True:

@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from scrubber.cli.app import App
 from scrubber.cli.client_run import run
 from scrubber.cli.exit_codes import ExitCode
-from scrubber.cli.options import OutputOption, SocketOption, new_app
+from scrubber.cli.options import OutputOption, SocketOption
 from scrubber.cli.render.output import CommandResult, OutputFormat, print_document, print_error, print_result
 from scrubber.domain.errors import InvalidRequest, LedgerFailure
 from scrubber.domain.formatting import format_utc, rfc3339
 
 if TYPE_CHECKING:
     from scrubber.adapters.ledger.saved_heads import HeadComparison, SavedHead
-    from scrubber.adapters.ledger.verification import TrailVerification
+    from scrubber.adapters.ledger.verification import AuditLogVerification
     from scrubber.api import scrubber_pb2 as pb
-    from scrubber.ports.record import AuditHead, AuditRow, TrailPage
+    from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow
 
 __all__ = ["app", "head_data", "report_data"]
 
-app = new_app("Verify and export the audit log. Each of its rows carries the hash of the row before it.")
+app = App("Verify and export the audit log.\n\nEach row contains the hash of the row before it.")
 
 LedgerOption = Annotated[
     Path | None,
@@ -35,7 +36,7 @@ LedgerOption = Annotated[
         "--ledger-dir",
         metavar="DIR",
         help="State directory of a stopped service, or a copy of one.",
-        show_default="ask the running service",
+        show_default="the log of the running service",
     ),
 ]
 FileOption = Annotated[
@@ -43,8 +44,8 @@ FileOption = Annotated[
     typer.Option(
         "--file",
         metavar="FILE",
-        help="Output of audit export; - reads standard input.",
-        show_default="ask the running service",
+        help="Output of audit export, or - for standard input.",
+        show_default="the log of the running service",
     ),
 ]
 HeadOption = Annotated[
@@ -52,7 +53,7 @@ HeadOption = Annotated[
     typer.Option(
         "--head",
         metavar="SEQ:HASH",
-        help="A head that was saved elsewhere. May be repeated.",
+        help="Head that was saved outside the node. May be repeated.",
         show_default=False,
     ),
 ]
@@ -60,10 +61,10 @@ AfterOption = Annotated[
     int,
     typer.Option(
         "--after",
-        metavar="SEQ",
+        metavar="SEQUENCE",
         min=0,
-        help="Skip rows up to this sequence.",
-        show_default="the beginning",
+        help="Only rows after this sequence number.",
+        show_default="no limit",
     ),
 ]
 
@@ -76,17 +77,19 @@ def verify(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Check that nobody changed the audit trail. Every row is read and hashed here; the service's word is not asked for.
+    """Verify that the audit log was not changed.
 
-    Exits with 0 if it is intact, 1 if it is not or that cannot be told, 2 if the file cannot be read. Without --head a trail whose end was cut off, or
-    that was written anew from some row on, looks intact: keep heads outside the node.
+    This command reads and hashes every row itself, and does not rely on the service.
+
+    Exits with 0 if the log is intact, 1 if it is not or if that is unknown, 2 if the file cannot be read. Without --head, a
+    log that was truncated at its end, or rewritten from some row on, looks intact: keep heads outside the node.
     """
-    from scrubber.adapters.ledger.verification import ChainVerdict, TrailVerifier
+    from scrubber.adapters.ledger.verification import AuditLogVerifier, ChainVerdict
     from scrubber.cli.audit_file import DamagedExport
 
     if ledger is not None and file is not None:
-        raise typer.BadParameter("give either a ledger or a file.", param_hint="--file")
-    examination = TrailVerifier(_parse_saved_heads(head or ()))
+        raise typer.BadParameter("cannot be combined with --ledger-dir; pass one of the two.", param_hint="--file")
+    examination = AuditLogVerifier(_parse_saved_heads(head or ()))
     flaw, source = "", "service"
     if file is not None:
         source = "file"
@@ -118,9 +121,12 @@ def export(
     after: AfterOption = 0,
     socket: SocketOption = Path("/run/scrubber"),
 ) -> None:
-    """Write the audit trail to standard output, as JSON lines. The first is the two ends, each of the others a row."""
+    """Write the audit log to standard output, as JSON lines.
+
+    The first line has the two ends of the log, every other line is a row.
+    """
     if to != "-":
-        raise typer.BadParameter("it is written to standard output: scrubber audit export > FILE")
+        raise typer.BadParameter("The log is written to standard output only; run `scrubber audit export > FILE`.")
     writer = _ExportWriter()
     if ledger is not None:
         for page in _read_ledger_pages(ledger, after):
@@ -132,7 +138,10 @@ def export(
 
 @app.command("head")
 def head_(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = OutputFormat.TABLE) -> None:
-    """Print SEQ:HASH of the newest audit row. To be kept outside the node, for audit verify --head."""
+    """Print the head of the audit log: SEQ:HASH of its newest row.
+
+    Keep it outside the node, for audit verify --head.
+    """
 
     async def ask() -> pb.ServiceInfo:
         from scrubber.api.client import ReadClient
@@ -143,7 +152,7 @@ def head_(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = O
     newest = run(ask()).audit_head
     if not newest.sequence:
         print_error(
-            "The audit trail of the service on this node has no row yet, or the service is too old to name one."
+            "The service on this node reported no head: its audit log is empty, or the service is an older version."
         )
         raise typer.Exit(ExitCode.FAILED)
     written = f"{newest.sequence}:{newest.hash}"
@@ -162,7 +171,7 @@ def head_(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = O
 # -- sources of the log ------------------------------------------------------------------------------------------------
 
 
-async def _read_service_pages(socket: Path, after: int, take: Callable[[TrailPage], None]) -> None:
+async def _read_service_pages(socket: Path, after: int, take: Callable[[AuditLogPage], None]) -> None:
     """Pass each page of the running service's log to ``take``."""
     from contextlib import aclosing
 
@@ -173,8 +182,8 @@ async def _read_service_pages(socket: Path, after: int, take: Callable[[TrailPag
             take(_page(page))
 
 
-def _page(message: pb.AuditPage) -> TrailPage:
-    from scrubber.ports.record import AuditHead, AuditRow, TrailPage
+def _page(message: pb.AuditPage) -> AuditLogPage:
+    from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow
 
     rows = tuple(
         AuditRow(
@@ -190,20 +199,20 @@ def _page(message: pb.AuditPage) -> TrailPage:
         )
         for each in message.rows
     )
-    return TrailPage(
+    return AuditLogPage(
         AuditHead(message.pruned.sequence, message.pruned.hash),
         AuditHead(message.head.sequence, message.head.hash),
         rows,
     )
 
 
-def _read_ledger_pages(directory: Path, after: int) -> Iterator[TrailPage]:
+def _read_ledger_pages(directory: Path, after: int) -> Iterator[AuditLogPage]:
     from scrubber.adapters.ledger.offline import read_pages
 
     return read_pages(directory, after)
 
 
-def _read_export_pages(stream: TextIO, file: str) -> Iterator[TrailPage]:
+def _read_export_pages(stream: TextIO, file: str) -> Iterator[AuditLogPage]:
     from scrubber.cli.audit_file import read_pages
 
     return read_pages(stream, "Standard input" if file == "-" else file)
@@ -217,8 +226,8 @@ def _open_export(file: str) -> TextIO:
             return open(0, encoding="utf-8", errors="replace", closefd=False)
         return Path(file).open(encoding="utf-8", errors="replace")
     except OSError as error:
-        called = "Standard input" if file == "-" else file
-        raise InvalidRequest(f"{called} cannot be read: {error.strerror}.") from None
+        called = "standard input" if file == "-" else file
+        raise InvalidRequest(f"Cannot read {called}: {error.strerror}.") from None
 
 
 # -- uses of the log ---------------------------------------------------------------------------------------------------
@@ -240,11 +249,11 @@ class _ExportWriter:
         self._head: AuditHead | None = None
         self._last = 0
 
-    def write(self, page: TrailPage) -> None:
-        from scrubber.cli.audit_file import ROW_KIND, TRAIL_KIND, row_data, trail_data
+    def write(self, page: AuditLogPage) -> None:
+        from scrubber.cli.audit_file import ROW_KIND, TRAIL_KIND, audit_log_data, row_data
 
         if self._head is None:
-            print_document(trail_data(page), TRAIL_KIND)
+            print_document(audit_log_data(page), TRAIL_KIND)
             self._head, self._last = page.head, page.preceding_head.sequence
         for row in page.rows:
             print_document(row_data(row), ROW_KIND)
@@ -255,17 +264,17 @@ class _ExportWriter:
         if self._head is None or self._last < self._head.sequence:
             recorded = 0 if self._head is None else self._head.sequence
             raise LedgerFailure(
-                f"The audit trail ends at row {self._last}, but {recorded} rows were written: what was exported is not "
-                "all of it, and audit verify says so."
+                f"The audit log ends at row {self._last}, but its head is row {recorded}: the export is incomplete. Run "
+                "`scrubber audit verify` for details."
             )
 
 
-def _report(found: TrailVerification, source: str) -> CommandResult:
+def _report(found: AuditLogVerification, source: str) -> CommandResult:
     head = _head_text(found.head)
-    rows = [("verdict", found.verdict.value), ("why", found.message), ("rows", _row_range(found))]
+    rows = [("verdict", found.verdict.value), ("reason", found.message), ("rows", _row_range(found))]
     if head:
         rows.append(("head", head))
-    rows += [("kept", f"{_short_head(each)} {each.status.value}: {each.message}") for each in found.comparisons]
+    rows += [("saved head", f"{_short_head(each)} {each.status.value}: {each.message}") for each in found.comparisons]
     return CommandResult(
         data=report_data(found, source),
         names=[head] if head and found.verdict == "intact" else [],
@@ -275,7 +284,7 @@ def _report(found: TrailVerification, source: str) -> CommandResult:
     )
 
 
-def report_data(found: TrailVerification, source: str) -> dict[str, Any]:
+def report_data(found: AuditLogVerification, source: str) -> dict[str, Any]:
     """Return the verification result as JSON. ``source`` is where the log came from: service, ledger or file."""
     return {
         "source": source,
@@ -303,7 +312,7 @@ def head_data(head: pb.AuditHead) -> dict[str, Any]:
     return {"sequence": head.sequence, "hash": head.hash}
 
 
-def _row_range(found: TrailVerification) -> str:
+def _row_range(found: AuditLogVerification) -> str:
     if found.first is None or found.last is None:
         return "none"
     since, until = format_utc(found.first.at), format_utc(found.last.at)

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scrubber.cli.client_run import resolve_device, run
-from scrubber.cli.commands.quarantine import ReasonOption, fetch_device, run_admin_action
+from scrubber.cli.app import App
+from scrubber.cli.client_run import fetch_device, resolve_device, run, run_admin_action
+from scrubber.cli.commands.quarantine import ReasonOption
+from scrubber.cli.completers import complete_device
 from scrubber.cli.confirmation import NoInputOption, YesOption, check_admin_access, confirm, needs_confirmation
 from scrubber.cli.exit_codes import ExitCode
-from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption, device_name, new_app
+from scrubber.cli.options import DeviceArgument, NoHeadersOption, OutputOption, SocketOption, device_name
 from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, TableSection, print_note, print_result
 from scrubber.cli.render.output import print_table as show_on
 from scrubber.domain.formatting import format_utc
@@ -28,13 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["accept", "app", "show"]
 
-app = new_app("Show or accept the expected state of a device.")
+app = App("Show or accept the expected state of a device.")
 
 OptionalDeviceArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="DEVICE",
         parser=device_name,
+        autocompletion=complete_device,
         help="UUID, unique prefix of a UUID, or index. Default: all devices.",
         show_default=False,
     ),
@@ -43,7 +46,7 @@ OptionalDeviceArgument = Annotated[
 _COLUMNS = (
     OutputColumn("FACT"),
     OutputColumn("EXPECTED", min_width=16),
-    OutputColumn("FOUND", min_width=16),
+    OutputColumn("ACTUAL", min_width=16),
     OutputColumn("VERDICT"),
 )
 
@@ -53,10 +56,14 @@ def show(
     device: OptionalDeviceArgument = None,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Compare devices with what they should be. Exits with 0 if all is as expected, 1 if anything differs or is unknown."""
+    """Compare devices with their baselines.
+
+    Exits with 0 if every device is as expected, 1 if one differs or has no baseline.
+    """
     found = run(_fetch_devices(socket, device))
-    print_result(_answer(found, single=device is not None), output)
+    print_result(_answer(found, single=device is not None), output, no_headers=no_headers)
     raise typer.Exit(ExitCode.OK if found and all(_matches_baseline(each) for each in found) else ExitCode.FAILED)
 
 
@@ -68,10 +75,12 @@ def accept(
     no_input: NoInputOption = False,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Accept what a device is now as what it should be. Shows what would be accepted, and asks.
+    """Accept the current state of a device as its baseline.
 
-    Exits with 3, and nothing is accepted, if the device is something else by then than what was shown: look again.
+    Shows what would be accepted, and asks for confirmation. Exits with 3, and accepts nothing, if the device has changed
+    since it was shown.
     """
     if needs_confirmation(yes=yes, no_input=no_input):
         check_admin_access(socket)
@@ -80,18 +89,18 @@ def accept(
     show_on(_proposal(found, shown), sys.stderr)
     normal = _acceptable_warnings(found)
     confirm(
-        f"From now on what device {found.index} ({found.id}) is at present counts as right"
-        f"{f', the warnings that stand too ({normal})' if normal else ''}. Nobody is told of it any more.",
+        f"The current state of device {found.index} ({found.id}) becomes its baseline"
+        f"{f', including its current warnings ({normal})' if normal else ''}. It is then no longer reported.",
         yes=yes,
         no_input=no_input,
     )
     # By its id and with its facts: what was shown is accepted, even if another device has that index by now.
     accepted = run_admin_action(socket, lambda client: client.accept_baseline(found.id, reason, expected_facts=shown))
-    print_result(_answer([accepted], single=True), output)
-    if output is OutputFormat.TABLE and accepted.cause.code == "baseline-mismatch":
+    print_result(_answer([accepted], single=True), output, no_headers=no_headers)
+    if output.is_table and accepted.cause.code == "baseline-mismatch":
         print_note(
-            f"Device {accepted.index} is judged by it at the next look, within a minute; until then scrubber devices "
-            "says of it what it said before."
+            f"Device {accepted.index} is compared with its new baseline at the next check, within a minute. Until then, "
+            "`scrubber devices` shows its previous state."
         )
 
 
@@ -132,7 +141,7 @@ def _proposal(device: pb.Device, shown: Mapping[str, str]) -> CommandResult:
         names=(),
         header=(),
         rows=list(_properties(device)),
-        sections=[TableSection("Facts", _COLUMNS, rows, "none: the service says nothing of what it is")],
+        sections=[TableSection("Facts", _COLUMNS, rows, "unknown: the service reports no facts of this device")],
     )
 
 
@@ -185,19 +194,25 @@ def _properties(device: pb.Device) -> Iterator[tuple[str, str]]:
     yield ("index", device.index)
     yield ("device", device.id)
     if not device.HasField("baseline"):
-        yield ("verdict", "unknown: no baseline was taken yet, so nobody knows what it should be")
+        yield ("verdict", "unknown: no baseline was recorded yet")
         return
-    yield ("taken", format_utc(device.baseline.recorded_at))
+    yield ("recorded", format_utc(device.baseline.recorded_at))
     yield ("by", device.baseline.actor)
     yield ("reason", device.baseline.reason or "-")
     off = sum(1 for _, word in _fact_verdicts(device.baseline) if word == "differs")
-    yield ("verdict", f"differs in {off}" if off else "as expected")
+    yield ("verdict", f"{off} {'fact differs' if off == 1 else 'facts differ'}" if off else "as expected")
 
 
 def _data(device: pb.Device) -> dict[str, Any]:
     from scrubber.cli.render import json_objects
 
-    taken: dict[str, Any] = {"recordedAt": None, "actor": None, "reason": None, "facts": [], "acceptedConditions": []}
+    recorded: dict[str, Any] = {
+        "recordedAt": None,
+        "actor": None,
+        "reason": None,
+        "facts": [],
+        "acceptedConditions": [],
+    }
     if device.HasField("baseline"):
-        taken = json_objects.baseline(device.baseline)
-    return {"metadata": {"name": device.id}, "index": device.index, "matches": _matches_baseline(device), **taken}
+        recorded = json_objects.baseline(device.baseline)
+    return {"metadata": {"name": device.id}, "index": device.index, "matches": _matches_baseline(device), **recorded}

@@ -13,7 +13,7 @@ import typer
 
 from scrubber.cli.commands.quarantine import ReasonOption, change_and_show_device
 from scrubber.cli.confirmation import NoInputOption, YesOption, check_admin_access, confirm, needs_confirmation
-from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption, seconds
+from scrubber.cli.options import DeviceArgument, NoHeadersOption, OutputOption, SocketOption, seconds
 from scrubber.cli.render.output import OutputFormat
 
 __all__ = ["add_commands"]
@@ -22,7 +22,7 @@ __all__ = ["add_commands"]
 def _positive_seconds(written: str | float) -> float:
     time = seconds(written)
     if not time:
-        raise typer.BadParameter("that is no time at all; --end ends it now.")
+        raise typer.BadParameter("must be more than 0; pass --end to end the override now.")
     return time
 
 
@@ -32,7 +32,7 @@ ForOption = Annotated[
         "--duration",
         metavar="TIME",
         parser=_positive_seconds,
-        help="Duration from now, such as 30m; the policy limits it.",
+        help="Duration of the override, such as 30m. The policy limits it.",
         show_default=False,
     ),
 ]
@@ -52,21 +52,25 @@ def break_glass(
     no_input: NoInputOption = False,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Temporarily bypass all checks for a device (audited). Tenants may meet each other's data.
+    """Temporarily bypass all checks for a device (audited).
 
-    Nothing is refused for the device meanwhile, and the kubelet is told that it is healthy; all is judged and recorded as
-    ever. It is on the audit and an alarm until it ends. What a person quarantined stays out.
+    Tenants may see each other's data: until the override ends, no hand-over of the device is refused, and the kubelet sees it
+    as healthy. Findings are still evaluated and recorded. The override is in the audit log, and an alert fires until it ends.
+    A device that an operator quarantined stays out of service.
     """
     if end == (time is not None):
-        raise typer.BadParameter("say either for how long, or --end.", param_hint="--duration")
+        raise typer.BadParameter("Pass either --duration or --end.")
     if time is not None:
         if needs_confirmation(yes=yes, no_input=no_input):
             check_admin_access(socket)
         confirm(
-            f"For {time:g} seconds device {device} goes to whoever asks for it, scrubbed or not and sick or not: "
-            "a pod may find on it what another tenant left.",
+            f"For {time:g} seconds, device {device} is handed over whatever its checks find, even if it is dirty or faulty: a pod may "
+            "find another tenant's data on it.",
             yes=yes,
             no_input=no_input,
         )
-    change_and_show_device(socket, output, lambda client: client.break_glass(device, time or 0.0, reason))
+    change_and_show_device(
+        socket, output, lambda client: client.break_glass(device, time or 0.0, reason), no_headers=no_headers
+    )

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scrubber.cli.app import App
 from scrubber.cli.client_run import resolve_device, run
+from scrubber.cli.completers import complete_certificate, complete_device
 from scrubber.cli.exit_codes import ExitCode
-from scrubber.cli.options import OutputOption, SocketOption, device_name, new_app
+from scrubber.cli.options import NoHeadersOption, OutputOption, SocketOption, device_name
 from scrubber.cli.render.certificate import (
     SignatureCheck,
     certificate_json,
@@ -42,13 +44,18 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = new_app("Show, export and verify certificates. Certificates are signed with the node's key.")
+app = App("Show, export and verify certificates.\n\nCertificates are signed with the node's key.")
 
 _MAX_KEY_BYTES = 64 * 1024
 
 CertificateArgument = Annotated[
     str | None,
-    typer.Argument(metavar="CERT", help="Complete id, as shown by certificate list and history.", show_default=False),
+    typer.Argument(
+        metavar="CERTIFICATE",
+        autocompletion=complete_certificate,
+        help="Complete id of the certificate, as shown by certificate list and history.",
+        show_default=False,
+    ),
 ]
 DeviceOption = Annotated[
     str | None,
@@ -56,7 +63,8 @@ DeviceOption = Annotated[
         "--device",
         metavar="DEVICE",
         parser=device_name,
-        help="Instead of an id: the certificate of this device, or the one that its newest pod consumed.",
+        autocompletion=complete_device,
+        help="Use the certificate of this device: its unused one, otherwise the one that its newest pod consumed.",
         show_default=False,
     ),
 ]
@@ -72,8 +80,15 @@ class _FetchedCertificate:
 
 
 @app.command("list")
-def list_(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = OutputFormat.TABLE) -> None:
-    """List the certificates that devices have. And those that pods which are not over yet were started on."""
+def list_(
+    socket: SocketOption = Path("/run/scrubber"),
+    output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
+) -> None:
+    """List the certificates of devices and of their current pods.
+
+    These are the unused certificate of each device, and those with which pods that have not ended were started.
+    """
 
     async def ask() -> tuple[list[_FetchedCertificate], list[str]]:
         from scrubber.api.client import ReadClient
@@ -85,7 +100,7 @@ def list_(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = O
                     try:
                         found.append(_FetchedCertificate(await client.certificate(id_), index=device.index))
                     except InvalidRequest:
-                        notes.append(f"{id_} of device {device.index} is not in the ledger any more.")
+                        notes.append(f"Certificate {id_} of device {device.index} is no longer in the ledger.")
         return found, notes
 
     found, notes = run(ask())
@@ -98,16 +113,17 @@ def list_(socket: SocketOption = Path("/run/scrubber"), output: OutputOption = O
                 OutputColumn("DEVICE", holds_ids=True),
                 OutputColumn("CERTIFICATE"),
                 OutputColumn("PATH"),
-                OutputColumn("ISSUED", drop_priority=1),
+                OutputColumn("ISSUED", wide=True),
                 OutputColumn("STATUS"),
-                OutputColumn("KEY", drop_priority=2),
+                OutputColumn("KEY", wide=True),
             ),
             rows=[_row(each) for each in found],
-            empty_message="No device has a certificate, and no pod was started on one. scrubber scrub DEVICE makes one.",
+            empty_message="No device has a certificate, and no pod was started with one. To get one, run `scrubber scrub DEVICE`.",
             notes=notes,
             kind="Certificate",
         ),
         output,
+        no_headers=no_headers,
     )
 
 
@@ -118,7 +134,10 @@ def show(
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show what a certificate says and what became of it. Exits with 0 only if the node's key signed it."""
+    """Show a certificate and its status.
+
+    Exits with 0 only if the node's current key signed it.
+    """
     found = _fetch_certificate(certificate, device, socket)
     verdict = _check_signature(found)
     print_result(
@@ -140,14 +159,17 @@ def export(
     device: DeviceOption = None,
     socket: SocketOption = Path("/run/scrubber"),
 ) -> None:
-    """Write a certificate as a DSSE envelope. That is one JSON document, which can be verified anywhere."""
+    """Write a certificate as a DSSE envelope.
+
+    The envelope is one JSON document that can be verified anywhere.
+    """
     from scrubber.adapters.signing.envelope import write_envelope
 
     found = _fetch_certificate(certificate, device, socket).signed
     if not found.certificate.signature:
         print_error(
-            f"{found.certificate.id} has no signature, and every certificate is issued with one: the ledger may have been "
-            "changed. Run: scrubber audit verify"
+            f"Certificate {found.certificate.id} has no signature, although every certificate is signed when it is issued: "
+            "the ledger may have been changed. Run `scrubber audit verify` to check it."
         )
         raise typer.Exit(ExitCode.FAILED)
     written = write_envelope(found.payload, found.certificate.key_id, found.certificate.signature)
@@ -156,7 +178,10 @@ def export(
 
 @app.command()
 def key(socket: SocketOption = Path("/run/scrubber")) -> None:
-    """Print the node's public key. Whoever verifies elsewhere needs it, by a way that he trusts."""
+    """Print the node's public key.
+
+    To verify certificates elsewhere, copy the key there over a channel that you trust.
+    """
 
     async def ask() -> pb.ServiceInfo:
         return await _fetch_service_info(socket)
@@ -168,20 +193,23 @@ def key(socket: SocketOption = Path("/run/scrubber")) -> None:
 
 @app.command()
 def verify(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Output of certificate export; - reads standard input.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Output of certificate export, or - for standard input.")],
     key_file: Annotated[
         Path | None,
         typer.Option(
             "--key",
             metavar="FILE",
-            help="Public key of the node, as printed by certificate key. The service is then not queried.",
+            help="Public key of the node, as printed by certificate key. No service is needed then.",
             show_default="the current key of the service on this node",
         ),
     ] = None,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Say whether a node certified this. Exits with 0 if it did, 1 if not, 2 if the file cannot be read."""
+    """Verify an exported certificate.
+
+    Exits with 0 if the node's key signed it, 1 if not, 2 if the file cannot be read.
+    """
     from scrubber.adapters.signing.envelope import MAX_ENVELOPE_BYTES, read_envelope
 
     envelope = read_envelope(_read_limited(file, MAX_ENVELOPE_BYTES))
@@ -190,24 +218,24 @@ def verify(
     from scrubber.adapters.signing.verification import verify_envelope
 
     verdict = verify_envelope(envelope, public_key)
-    said = verdict.certificate
+    certificate = verdict.certificate
     print_result(
         CommandResult(
             data={
-                "valid": said is not None,
+                "valid": certificate is not None,
                 "reason": verdict.reason or None,
                 "keyID": verdict.key_id,
                 "signatureKeyIDs": [each.key_id for each in envelope.signatures],
-                "certificate": None if said is None else claim_json(said),
+                "certificate": None if certificate is None else claim_json(certificate),
             },
-            names=[] if said is None else [said.id],
+            names=[] if certificate is None else [certificate.id],
             header=(),
             rows=list(verdict_rows(verdict)),
             kind="CertificateVerdict",
         ),
         output,
     )
-    raise typer.Exit(ExitCode.FAILED if said is None else ExitCode.OK)
+    raise typer.Exit(ExitCode.FAILED if certificate is None else ExitCode.OK)
 
 
 def _certificate_ids(device: pb.Device) -> Iterator[str]:
@@ -220,9 +248,11 @@ def _certificate_ids(device: pb.Device) -> Iterator[str]:
 def _fetch_certificate(certificate: str | None, device: str | None, socket: Path) -> _FetchedCertificate:
     """Return the requested certificate, with the service's key."""
     if certificate and device:
-        raise typer.BadParameter("give either the id of a certificate or --device.", param_hint="--device")
+        raise typer.BadParameter("cannot be combined with CERTIFICATE; pass one of the two.", param_hint="--device")
     if not certificate and not device:
-        raise typer.BadParameter("give the id of a certificate, or a device by --device.", param_hint="CERT")
+        raise typer.BadParameter(
+            "is missing; pass the id of a certificate, or a device with --device.", param_hint="CERTIFICATE"
+        )
 
     async def ask() -> _FetchedCertificate | str:
         from scrubber.api.client import ReadClient
@@ -230,10 +260,10 @@ def _fetch_certificate(certificate: str | None, device: str | None, socket: Path
         async with ReadClient(socket) as client:
             id_ = certificate
             if not id_:
-                asked = resolve_device((await client.devices()).devices, device or "")
-                id_ = next(_certificate_ids(asked), None)
+                chosen = resolve_device((await client.devices()).devices, device or "")
+                id_ = next(_certificate_ids(chosen), None)
                 if id_ is None:
-                    return f"Device {asked.index} ({asked.id}) has no certificate now: it is {asked.state}."
+                    return f"Device {chosen.index} ({chosen.id}) has no certificate; its state is {chosen.state}."
             return _FetchedCertificate(await client.certificate(id_), (await client.service_info()).public_key)
 
     found = run(ask())
@@ -249,15 +279,17 @@ async def _fetch_service_info(socket: Path) -> pb.ServiceInfo:
     async with ReadClient(socket) as client:
         info = await client.service_info()
     if not info.public_key:
-        raise Unavailable("The scrub service on this node is an older one: it has no key, and signs no certificates.")
+        raise Unavailable(
+            "The scrub service on this node is an older version without a signing key; update and restart it."
+        )
     return info
 
 
 async def _fetch_service_key(socket: Path) -> str:
     info = await _fetch_service_info(socket)
     print_note(
-        f"No --key was given, so the service on this node was asked for its own: {info.key_id}. That shows whether this "
-        "node certified it, as far as this node can be believed."
+        f"Using the key of the service on this node ({info.key_id}), because no --key was given. The result is only as "
+        "trustworthy as this node."
     )
     return info.public_key
 
@@ -267,7 +299,7 @@ def _read_key_file(path: Path) -> str:
         return _read_limited(str(path), _MAX_KEY_BYTES, standard_input=False).decode("ascii")
     except UnicodeDecodeError:
         raise InvalidRequest(
-            f"{path} is no public key in PEM form: scrubber certificate key prints the node's."
+            f"{path} is not a public key in PEM format. Run `scrubber certificate key` on the node to get its key."
         ) from None
 
 
@@ -277,7 +309,7 @@ def _read_limited(name: str, longest: int, *, standard_input: bool = True) -> by
     Raises:
         InvalidRequest: it cannot be read, or is longer.
     """
-    called = "Standard input" if name == "-" and standard_input else name
+    called = "standard input" if name == "-" and standard_input else name
     try:
         if called != name:
             found = sys.stdin.buffer.read(longest + 1) if sys.stdin is not None else b""
@@ -285,9 +317,9 @@ def _read_limited(name: str, longest: int, *, standard_input: bool = True) -> by
             with Path(name).open("rb") as file:
                 found = file.read(longest + 1)
     except OSError as error:
-        raise InvalidRequest(f"{called} cannot be read: {error.strerror}.") from None
+        raise InvalidRequest(f"Cannot read {called}: {error.strerror}.") from None
     if len(found) > longest:
-        raise InvalidRequest(f"{called} is longer than {longest} bytes, so it is not what belongs there.")
+        raise InvalidRequest(f"Cannot read {called}: it is longer than {longest} bytes.")
     return found
 
 

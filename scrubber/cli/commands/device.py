@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scrubber.cli.client_run import run
-from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
-from scrubber.cli.render.cause_text import AUTOMATIC_RECOVERIES, recovery_text
+from scrubber.cli.options import DeviceArgument, NoHeadersOption, OutputOption, SocketOption
+from scrubber.cli.render.device_facts import AUTOMATIC_RECOVERIES, current_tenancies, previous_tenancies, recovery_text
 from scrubber.cli.render.device_list import format_age, select_devices
 from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, TableSection, print_result
-from scrubber.cli.tenancy import current_tenancies, previous_tenancies
 from scrubber.domain.formatting import format_size, format_utc
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ LimitOption = Annotated[
     int,
     typer.Option(
         "--limit",
+        metavar="N",
         min=0,
         max=10_000,
         help="Maximum number of history entries, newest first.",
@@ -43,8 +43,8 @@ _GRANT_COLUMNS = (
     OutputColumn("TENANT", min_width=24),
     OutputColumn("HAND-OVER"),
     OutputColumn("GRANTED", min_width=21),
-    OutputColumn("BY", min_width=20, drop_priority=1),
-    OutputColumn("POD UID", drop_priority=2),
+    OutputColumn("BASIS", min_width=20, wide=True),
+    OutputColumn("POD UID", wide=True),
 )
 
 
@@ -57,6 +57,7 @@ def device(
     limit: LimitOption = 20,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
     """Show details and history of a device."""
 
@@ -68,7 +69,7 @@ def device(
             entries = (await client.history(device=found.id, limit=limit)).entries if limit else []
             return found, entries
 
-    print_result(device_result(*run(ask()), now=time.time()), output)
+    print_result(device_result(*run(ask()), now=time.time()), output, no_headers=no_headers)
 
 
 def device_result(message: pb.Device, entries: Sequence[pb.HistoryEntry], *, now: float) -> CommandResult:
@@ -90,7 +91,7 @@ def device_result(message: pb.Device, entries: Sequence[pb.HistoryEntry], *, now
             TableSection("State", (), list(_state_rows(message, now))),
             *_tenancy_sections(message, now),
             *(
-                [TableSection("Used without a grant", (), [(each,) for each in message.unauthorized_users])]
+                [TableSection("Unauthorized users", (), [(each,) for each in message.unauthorized_users])]
                 if message.unauthorized_users
                 else ()
             ),
@@ -128,7 +129,7 @@ def _identity_rows(found: pb.Device) -> Rows:
     if found.profile:
         yield "profile", found.profile
     if found.parent:
-        yield "cut from", found.parent
+        yield "parent", found.parent
     if found.HasField("numa_node"):
         yield "NUMA node", str(found.numa_node)
     yield from (("peer", each) for each in found.peers)
@@ -138,7 +139,7 @@ def _identity_rows(found: pb.Device) -> Rows:
 def _state_rows(found: pb.Device, now: float) -> Rows:
     yield "hygiene", found.hygiene or "-"
     yield "health", found.health or "-"
-    yield "advertised", "yes: the kubelet receives Healthy" if found.advertised else "no"
+    yield "advertised", "yes, as Healthy" if found.advertised else "no"
     if found.active_scrub_id:
         yield "active scrub", found.active_scrub_id
     if found.HasField("cause"):
@@ -151,7 +152,7 @@ def _state_rows(found: pb.Device, now: float) -> Rows:
         due = found.next_attempt_at <= now
         yield (
             "next attempt",
-            f"due since {_time_and_age(found.next_attempt_at, now)}"
+            f"overdue since {_time_and_age(found.next_attempt_at, now)}"
             if due
             else _time_and_age(found.next_attempt_at, now),
         )
@@ -169,7 +170,7 @@ def _state_rows(found: pb.Device, now: float) -> Rows:
         how = "with a reset" if attempt.reset else "without a reset"
         yield (
             "recovery attempt",
-            f"{_time_and_age(attempt.timestamp, now)}, {how}{', ordered by an operator' if attempt.by_operator else ''}",
+            f"{_time_and_age(attempt.timestamp, now)}, {how}{', requested by an operator' if attempt.by_operator else ''}",
         )
     yield "policy", f"{found.policy or '-'}{f' ({found.enforcement})' if found.enforcement else ''}"
     if found.HasField("break_glass"):
@@ -190,7 +191,7 @@ def _pending_reset_text(found: pb.Device) -> str:
 
 def _tenancy_sections(found: pb.Device, now: float) -> Iterator[TableSection]:
     """Yield the current holders; also the previous ones, where no scrub has shown yet that their pods ended."""
-    none = "none by a grant" if found.unauthorized_users else "none"
+    none = "none, but it is used without a grant" if found.unauthorized_users else "none"
     yield TableSection("Assigned to", _GRANT_COLUMNS, _grant_rows(current_tenancies(found), now), empty_message=none)
     if previous_tenancies(found):
         yield TableSection("Previously assigned to", _GRANT_COLUMNS, _grant_rows(previous_tenancies(found), now))
@@ -200,10 +201,10 @@ def _grant_rows(granted: Sequence[pb.OpenGrant], now: float) -> Sequence[Sequenc
     return [
         (
             str(each.sequence),
-            "/".join(part for part in (each.tenant, each.pod, each.container) if part) or "nobody known",
+            "/".join(part for part in (each.tenant, each.pod, each.container) if part) or "unknown",
             each.hand_over_kind or "-",
             _time_and_age(each.granted_at, now),
-            each.certificate_id or (f"the policy's exception {each.exception}" if each.exception else "-"),
+            each.certificate_id or (f"policy exception {each.exception}" if each.exception else "-"),
             each.pod_uid or "-",
         )
         for each in granted
@@ -261,8 +262,8 @@ def _history_section(entries: Sequence[pb.HistoryEntry]) -> TableSection:
 
     kept = [place for place, each in enumerate(HISTORY_COLUMNS) if each.title != "DEVICE"]
     return TableSection(
-        "History, the newest first",
+        "History, newest first",
         [HISTORY_COLUMNS[place] for place in kept],
         [[cells[place] for place in kept] for cells in map(history_row, entries)],
-        empty_message="nothing yet, or none asked for",
+        empty_message="none",
     )

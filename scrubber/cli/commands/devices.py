@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scrubber.cli.client_run import run
-from scrubber.cli.options import OutputOption, SocketOption, device_name
+from scrubber.cli.options import NoHeadersOption, OutputOption, SocketOption, device_name
 from scrubber.cli.render.device_list import device_list_result, select_devices
 from scrubber.cli.render.output import OutputFormat, print_result
 
@@ -46,21 +46,22 @@ def devices(
     watch: WatchOption = False,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """List the devices of the node. Says what state they are in, and who has them."""
+    """List the devices of the node. Shows their state, their tenants, and why devices are out of service."""
     if watch:
         from scrubber.cli.commands.devices_watch import watch_devices
 
-        watch_devices(socket, device or (), output)
+        watch_devices(socket, device or (), output, no_headers=no_headers)
         return
 
-    async def ask() -> tuple[Sequence[pb.Device], pb.ServiceInfo | None]:
+    async def fetch() -> tuple[Sequence[pb.Device], pb.ServiceInfo | None]:
         from scrubber.api.client import ReadClient
 
         async with ReadClient(socket) as client:
             found = (await client.devices()).devices
             # Node-level information is shown only to people: a script gets a list of devices, from one request.
-            return found, await client.service_info() if output is OutputFormat.TABLE else None
+            return found, await client.service_info() if output.is_table else None
 
-    found, info = run(ask())
-    print_result(device_list_result(select_devices(found, device or ()), info), output)
+    found, info = run(fetch())
+    print_result(device_list_result(select_devices(found, device or ()), info), output, no_headers=no_headers)

@@ -12,7 +12,7 @@ import signal
 import sys
 import termios
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,16 +27,15 @@ from scrubber.cli.render.output import (
     print_document,
     print_message,
     print_result,
-    printable,
-    table_text,
-    terminal_width,
-    use_colour,
 )
-from scrubber.cli.render.text_layout import wrap
+from scrubber.cli.render.table import printable, render_lines, table_renderables, terminal_width, use_colour
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.formatting import format_utc
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.live import Live
+
     from scrubber.api import scrubber_pb2 as pb
     from scrubber.api.client import ReadClient
 
@@ -50,19 +49,26 @@ _PROBE_TIMEOUT = 2.0
 """Seconds for the response to a probe, after which the data no longer counts as live."""
 
 
-def watch_devices(socket: Path, names: Sequence[str], output: OutputFormat) -> None:
+def watch_devices(socket: Path, names: Sequence[str], output: OutputFormat, *, no_headers: bool) -> None:
     """Show the devices that ``names`` selects (all if empty) until interrupted.
+
+    Args:
+        no_headers: omit the titles of the table's columns.
 
     Raises:
         ScrubberError: the first request failed, or there is no such device.
         KeyboardInterrupt: the user ended it.
     """
     if output is OutputFormat.NAME:
-        raise typer.BadParameter("names do not change: watch with -o table, json or yaml.", param_hint="--watch")
-    on_terminal = (
-        output is OutputFormat.TABLE and terminal_width(sys.stdout) is not None and os.environ.get("TERM") != "dumb"
-    )
-    view = _TerminalView() if on_terminal else _LineView(output)
+        raise typer.BadParameter(
+            "-o name cannot be watched, because names do not change. Use table, wide, json or yaml.",
+            param_hint="--watch",
+        )
+    view: _View
+    if output.is_table and terminal_width(sys.stdout) is not None and os.environ.get("TERM") != "dumb":
+        view = _TerminalView(wide=output is OutputFormat.WIDE, no_headers=no_headers)
+    else:
+        view = _LineView(output, no_headers=no_headers)
     try:
         run(_watch(socket, names, view))
     except KeyboardInterrupt:
@@ -78,7 +84,7 @@ class _View(Protocol):
 
     end_signal: signal.Signals | None
 
-    def show(self, found: Sequence[pb.Device], info: pb.ServiceInfo) -> None: ...
+    def show(self, devices: Sequence[pb.Device], info: pb.ServiceInfo) -> None: ...
 
     def show_disconnected(self, message: str) -> None:
         """Report that the service no longer responds, or no longer reports devices."""
@@ -89,15 +95,15 @@ class _View(Protocol):
     def close(self) -> None: ...
 
 
-async def _watch(socket: Path, wanted: Sequence[str], view: _View) -> None:
+async def _watch(socket: Path, names: Sequence[str], view: _View) -> None:
     try:
-        await _run_until_first(_follow(socket, wanted, view), view.run())
+        await _run_until_first(_follow(socket, names, view), view.run())
     finally:
         view.close()
 
 
-async def _run_until_first(*works: Awaitable[None]) -> None:
-    tasks = [asyncio.ensure_future(each) for each in works]
+async def _run_until_first(*awaitables: Awaitable[None]) -> None:
+    tasks = [asyncio.ensure_future(each) for each in awaitables]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in ended:
@@ -108,18 +114,18 @@ async def _run_until_first(*works: Awaitable[None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _follow(socket: Path, wanted: Sequence[str], view: _View) -> None:
+async def _follow(socket: Path, names: Sequence[str], view: _View) -> None:
     from scrubber.api.client import ReadClient
 
-    heard = False
+    connected = False
     while True:
         try:
             async with ReadClient(socket) as client:
-                async for found, info in _states(client):
-                    view.show(select_devices(found, wanted), info)
-                    heard = True
+                async for devices, info in _states(client):
+                    view.show(select_devices(devices, names), info)
+                    connected = True
         except ScrubberError as error:
-            if not heard:
+            if not connected:
                 raise
             view.show_disconnected(str(error))
         await asyncio.sleep(_RETRY_SECONDS)
@@ -128,52 +134,53 @@ async def _follow(socket: Path, wanted: Sequence[str], view: _View) -> None:
 async def _states(client: ReadClient) -> AsyncIterator[tuple[Sequence[pb.Device], pb.ServiceInfo]]:
     """Yield the devices and the service information after every change, and periodically without one."""
     stream = client.watch_devices()
-    found: Sequence[pb.Device] | None = None
-    coming = asyncio.ensure_future(anext(stream))
+    devices: Sequence[pb.Device] | None = None
+    pending = asyncio.ensure_future(anext(stream))
     try:
         while True:
-            if (await asyncio.wait({coming}, timeout=_PROBE_AFTER))[0]:
-                found = coming.result().devices
-                coming = asyncio.ensure_future(anext(stream))
+            if (await asyncio.wait({pending}, timeout=_PROBE_AFTER))[0]:
+                devices = pending.result().devices
+                pending = asyncio.ensure_future(anext(stream))
             info = await client.service_info()
-            if found is not None:
-                yield found, info
+            if devices is not None:
+                yield devices, info
     finally:
-        coming.cancel()
+        pending.cancel()
         with suppress(asyncio.CancelledError, ScrubberError, StopAsyncIteration):
-            await coming
+            await pending
         await stream.aclose()
 
 
 class _LineView:
     """Output without a terminal: a table, or a document, after every change, each below the last."""
 
-    def __init__(self, output: OutputFormat) -> None:
+    def __init__(self, output: OutputFormat, *, no_headers: bool) -> None:
         self.end_signal: signal.Signals | None = None
         self._output = output
+        self._no_headers = no_headers
         self._shown: object = None
 
-    def show(self, found: Sequence[pb.Device], info: pb.ServiceInfo) -> None:
-        picture = [each.SerializeToString(deterministic=True) for each in found]
-        if self._output is OutputFormat.TABLE:
-            picture.append(info.breaker.SerializeToString(deterministic=True))
-        if picture == self._shown:
+    def show(self, devices: Sequence[pb.Device], info: pb.ServiceInfo) -> None:
+        state = [each.SerializeToString(deterministic=True) for each in devices]
+        if self._output.is_table:
+            state.append(info.breaker.SerializeToString(deterministic=True))
+        if state == self._shown:
             return
-        self._shown = picture
+        self._shown = state
         now = time.time()
-        told = device_list_result(found, info, now)
-        if self._output is OutputFormat.TABLE:
+        result = device_list_result(devices, info, now)
+        if self._output.is_table:
             with flushed_stdout():
                 print(format_utc(now))
-                print_result(told, self._output)
+                print_result(result, self._output, no_headers=self._no_headers)
                 print()
         else:
-            print_document(told.data, told.kind, self._output)
+            print_document(result.data, result.kind, self._output)
 
     def show_disconnected(self, message: str) -> None:
         if self._shown != message:
             self._shown = message
-            print_message(f"{message} It is asked again until it answers.", "Note: ")
+            print_message(f"{message} Retrying until the service responds.", "Note: ")
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -185,18 +192,31 @@ class _LineView:
 class _TerminalView:
     """A full-screen view, drawn again after every change, every second, and when its size changes."""
 
-    def __init__(self) -> None:
-        self.end_signal: signal.Signals | None = None
-        self._found: Sequence[pb.Device] = ()
-        self._info: pb.ServiceInfo | None = None
-        self._as_of = 0.0
-        self._disconnect_message = ""
-        self._entered = False
-        self._rendered_size: os.terminal_size | None = None
-        self._keyboard: list[Any] | None = None
+    def __init__(self, *, wide: bool, no_headers: bool) -> None:
+        from rich.console import Console
 
-    def show(self, found: Sequence[pb.Device], info: pb.ServiceInfo) -> None:
-        self._found, self._info, self._as_of, self._disconnect_message = found, info, time.time(), ""
+        self.end_signal: signal.Signals | None = None
+        self._wide = wide
+        self._no_headers = no_headers
+        self._devices: Sequence[pb.Device] = ()
+        self._info: pb.ServiceInfo | None = None
+        self._updated_at = 0.0
+        self._disconnect_message = ""
+        self._live: Live | None = None
+        self._keyboard: list[Any] | None = None
+        self._console = Console(
+            file=sys.stdout,
+            force_terminal=True,
+            force_interactive=True,
+            color_system="standard" if use_colour(sys.stdout) else None,
+            no_color=False,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+
+    def show(self, devices: Sequence[pb.Device], info: pb.ServiceInfo) -> None:
+        self._devices, self._info, self._updated_at, self._disconnect_message = devices, info, time.time(), ""
         self._draw()
 
     def show_disconnected(self, message: str) -> None:
@@ -204,12 +224,12 @@ class _TerminalView:
         self._draw()
 
     async def run(self) -> None:
-        loop, ours = asyncio.get_running_loop(), asyncio.current_task()
-        assert ours is not None
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
         loop.add_signal_handler(signal.SIGWINCH, self._redraw)
         loop.add_signal_handler(signal.SIGTSTP, self._suspend)
         for each in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(each, self._end, each, ours)
+            loop.add_signal_handler(each, self._end, each, task)
         try:
             while True:
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -219,40 +239,47 @@ class _TerminalView:
                 loop.remove_signal_handler(each)
 
     def close(self) -> None:
-        if not self._entered:
+        if self._live is None:
             return
         # The terminal itself may be gone.
         with suppress(OSError), flushed_stdout():
             self._leave()
-            for line in self._screen_lines(terminal_width(sys.stdout) or 80):
+            width = terminal_width(sys.stdout) or 80
+            for line in render_lines(self._renderables(width), width, colours=use_colour(sys.stdout)):
                 print(line)
 
-    def _end(self, number: signal.Signals, ours: asyncio.Task[Any]) -> None:
+    def _end(self, number: signal.Signals, task: asyncio.Task[Any]) -> None:
         self.end_signal = number
-        ours.cancel()
+        task.cancel()
 
     def _suspend(self) -> None:
-        drawn = self._entered
+        drawn = self._live is not None
         if drawn:
             self._leave()
         os.kill(os.getpid(), signal.SIGSTOP)
         if drawn:
             self._draw()
 
-    def _enter(self) -> None:
+    def _enter(self) -> Live:
+        from rich.live import Live
+
         self._keyboard = None
         if sys.stdin.isatty():
             self._keyboard = termios.tcgetattr(sys.stdin.fileno())
             silent = termios.tcgetattr(sys.stdin.fileno())
             silent[3] &= ~termios.ECHO
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, silent)
-        self._entered = True
-        sys.stdout.write("\x1b[?1049h\x1b[?25l")
+        self._live = Live(
+            self, console=self._console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
+        self._live.start()
+        return self._live
 
     def _leave(self) -> None:
-        self._entered, self._rendered_size = False, None
+        live, self._live = self._live, None
+        assert live is not None
         try:
-            sys.stdout.write("\x1b[?25h\x1b[?1049l")
+            live.stop()
             sys.stdout.flush()
         finally:
             if self._keyboard is not None:
@@ -260,43 +287,49 @@ class _TerminalView:
                 termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, self._keyboard)
 
     def _redraw(self) -> None:
-        if self._entered:
+        if self._live is not None:
             self._draw()
 
     def _draw(self) -> None:
         with flushed_stdout():
-            self._rendered_size = self._render()
+            size = os.get_terminal_size(sys.stdout.fileno())
+            self._console.width, self._console.height = size.columns or 80, size.lines or 24
+            (self._live or self._enter()).refresh()
 
-    def _render(self) -> os.terminal_size:
-        if not self._entered:
-            self._enter()
-        size = os.get_terminal_size(sys.stdout.fileno())
-        columns, rows = size.columns or 80, size.lines or 24
-        lines = self._screen_lines(columns)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines that fit the screen; the last one counts the others."""
+        from rich.console import Group
+        from rich.segment import Segment
+        from rich.text import Text
+
+        unlimited = options.update(height=None)
+        lines = console.render_lines(Group(*self._renderables(options.max_width)), unlimited, pad=False)
+        rows = options.size.height
         if len(lines) > rows:
-            hidden = len(lines) - rows + 1
-            more = f"… {hidden} more lines: make the window taller, or name devices."
-            lines = [*lines[: rows - 1], wrap(more, columns)[0]]
-        # Each line is erased before it is written: erasing after its last cell would remove that cell.
-        sys.stdout.write("\x1b[H" if size == self._rendered_size else "\x1b[2J\x1b[H")
-        sys.stdout.write("\r\n".join(f"\x1b[2K{line}" for line in lines))
-        sys.stdout.write("\x1b[J" if len(lines) < rows else "")
-        return size
+            more = f"… {len(lines) - rows + 1} more lines: enlarge the window, or name devices."
+            lines = [*lines[: rows - 1], console.render_lines(Text(more), unlimited, pad=False)[0]]
+        for line in lines:
+            yield from line
+            yield Segment.line()
 
-    def _screen_lines(self, columns: int) -> list[str]:
-        """Return the lines of the screen: connection state, notes, and the table."""
-        colours = use_colour(sys.stdout)
+    def _renderables(self, width: int) -> Iterator[RenderableType]:
+        """Yield the content of the screen: connection state, notes, and the table."""
+        from rich.text import Text
+
         now = time.time()
-        told = device_list_result(self._found, self._info, now)
-        head = f"{format_utc(now)}  live"
+        result = device_list_result(self._devices, self._info, now)
         lost = self._disconnect_message
-        if not lost and now - self._as_of > _PROBE_AFTER + _PROBE_TIMEOUT:
-            lost = "Nothing was heard of the service since."
+        if not lost and now - self._updated_at > _PROBE_AFTER + _PROBE_TIMEOUT:
+            lost = "The service does not respond."
         if lost:
-            head = f"{format_utc(now)}  NOT LIVE: this is as of {format_utc(self._as_of)}. {printable(lost)} It is asked again."
-        lines = wrap(head, columns)
-        if colours:
-            lines = [f"\x1b[{'31' if lost else '2'}m{line}\x1b[0m" for line in lines]
-        for each in told.notes:
-            lines += wrap(f"Note: {printable(each)}", columns)
-        return [*lines, "", *(table_text(told, columns, colours=colours) if told.rows else [told.empty_message])]
+            last = f"NOT LIVE: last update at {format_utc(self._updated_at)}. {printable(lost)} Retrying."
+            yield Text(f"{format_utc(now)}  {last}", "red")
+        else:
+            yield Text(f"{format_utc(now)}  live", "dim")
+        for each in result.notes:
+            yield Text(f"Note: {printable(each)}")
+        yield Text()
+        if result.rows:
+            yield from table_renderables(result.tables, width, wide=self._wide, headers=not self._no_headers)
+        else:
+            yield Text(result.empty_message)

@@ -18,8 +18,9 @@ from typing import Annotated, Any
 import typer
 
 from scrubber.cli.client_run import run
+from scrubber.cli.completers import complete_policy
 from scrubber.cli.exit_codes import ExitCode
-from scrubber.cli.options import OutputOption, SocketOption
+from scrubber.cli.options import NoHeadersOption, OutputOption, SocketOption
 from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, print_result
 from scrubber.doctor.checks import check_node
 from scrubber.doctor.kubelet import pod_resources_socket
@@ -39,7 +40,7 @@ StateDirOption = Annotated[
         envvar="SCRUBBER_STATE_DIR",
         metavar="DIR",
         help="State directory of the service.",
-        show_default=f"what the service says, else {_STATE_DIR}",
+        show_default=f"as reported by the service, otherwise {_STATE_DIR}",
     ),
 ]
 PolicyOption = Annotated[
@@ -47,9 +48,10 @@ PolicyOption = Annotated[
     typer.Option(
         "--policy",
         envvar="SCRUBBER_POLICY",
-        metavar="FILE",
+        metavar="POLICY",
+        autocompletion=complete_policy,
         help="Policy of the service: a file, or the name of a bundled policy.",
-        show_default="the policy that the service reports",
+        show_default="as reported by the service",
     ),
 ]
 KubeletDirOption = Annotated[
@@ -59,7 +61,7 @@ KubeletDirOption = Annotated[
         envvar="SCRUBBER_KUBELET_DIR",
         metavar="DIR",
         help="Directory of the kubelet.",
-        show_default=f"what the service says, else {_KUBELET_DIR}",
+        show_default=f"as reported by the service, otherwise {_KUBELET_DIR}",
     ),
 ]
 PodLogsDirOption = Annotated[
@@ -69,7 +71,7 @@ PodLogsDirOption = Annotated[
         envvar="SCRUBBER_POD_LOGS_DIR",
         metavar="DIR",
         help="Directory of the kubelet's pod logs.",
-        show_default=f"what the service says, else {_POD_LOGS}",
+        show_default=f"as reported by the service, otherwise {_POD_LOGS}",
     ),
 ]
 ToolkitConfigOption = Annotated[
@@ -107,14 +109,17 @@ def doctor(
     pod_logs_dir: PodLogsDirOption = None,
     node_root: NodeRootOption = Path("/"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Check the node for problems. Exits with 0 if all is well, 1 on an error, 5 on warnings only.
+    """Check the node for problems.
 
-    Needs neither the service nor root; what it could not look at is a warning. It changes nothing.
+    Needs neither the service nor root, and changes nothing. What cannot be checked is a warning.
+
+    Exits with 0 if there are no problems, 1 on errors, 5 on warnings only.
     """
     node = run(_gather_node(socket, state_dir, policy, toolkit_config, kubelet_dir, pod_logs_dir, node_root.absolute()))
     checks = check_node(node)
-    print_result(_answer(checks), output)
+    print_result(_answer(checks), output, no_headers=no_headers)
     raise typer.Exit(_exit_for(checks))
 
 
@@ -130,23 +135,23 @@ async def _gather_node(
     """Return the context of the checks, with the responses of the service and of the kubelet."""
     from dataclasses import replace
 
-    said = await query_service(socket.absolute())
-    told = said.paths
-    node = CheckContext(service=said, root=root, socket_dir=socket.absolute())
+    service = await query_service(socket.absolute())
+    paths = service.paths
+    node = CheckContext(service=service, root=root, socket_dir=socket.absolute())
     node = replace(
         node,
-        kubelet_dir=(kubelet_dir or told.kubelet or _KUBELET_DIR).absolute(),
+        kubelet_dir=(kubelet_dir or paths.kubelet or _KUBELET_DIR).absolute(),
         toolkit_configs=() if toolkit_config is None else (toolkit_config.absolute(),),
-        state_dir=node.path(told.state or _STATE_DIR) if state_dir is None else state_dir.absolute(),
-        state_dir_known=state_dir is not None or told.state is not None,
+        state_dir=node.path(paths.state or _STATE_DIR) if state_dir is None else state_dir.absolute(),
+        state_dir_known=state_dir is not None or paths.state is not None,
         policy=policy,
     )
     kubelet = await query_kubelet(
         pod_resources_socket(node),
         kubelet_dir=node.path(node.kubelet_dir),
-        pod_logs=node.path((pod_logs_dir or told.pod_logs or _POD_LOGS).absolute()),
+        pod_logs=node.path((pod_logs_dir or paths.pod_logs or _POD_LOGS).absolute()),
         cgroups=node.path("/sys/fs/cgroup"),
-        device_ids=[each.id for each in said.devices or ()],
+        device_ids=[each.id for each in service.devices or ()],
     )
     return replace(node, kubelet=kubelet)
 
@@ -166,7 +171,7 @@ def _answer(checks: Sequence[CheckResult]) -> CommandResult:
     return CommandResult(
         data=report(checks),
         names=[check.name for check in checks if check.level is not CheckLevel.OK],
-        header=(OutputColumn("LEVEL"), OutputColumn("CHECK"), OutputColumn("FOUND", min_width=40)),
+        header=(OutputColumn("LEVEL"), OutputColumn("CHECK"), OutputColumn("MESSAGE", min_width=40)),
         rows=[row for check in checks for row in _rows(check)],
         notes=(_summary(checks),),
         kind="DoctorReport",
@@ -187,11 +192,11 @@ def report(checks: Sequence[CheckResult]) -> dict[str, Any]:
 def _rows(check: CheckResult) -> Iterator[tuple[str, str, str]]:
     yield (check.level.value, check.name, check.message)
     if check.remedy:
-        yield ("", "", f"To do: {check.remedy}")
+        yield ("", "", f"Remedy: {check.remedy}")
 
 
 def _summary(checks: Sequence[CheckResult]) -> str:
     counted = Counter(check.level for check in checks)
     words = {CheckLevel.ERROR: ("error", "errors"), CheckLevel.WARNING: ("warning", "warnings")}
     wrong = " and ".join(f"{counted[level]} {words[level][counted[level] != 1]}" for level in words if counted[level])
-    return f"{wrong or 'Nothing to do'}; {counted[CheckLevel.OK]} of {len(checks)} looks found all well."
+    return f"{wrong or 'No problems'}; {counted[CheckLevel.OK]} of {len(checks)} checks passed."

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scrubber.cli.client_run import run
-from scrubber.cli.options import OutputOption, SocketOption, device_name, seconds
+from scrubber.cli.completers import complete_device, complete_event
+from scrubber.cli.options import NoHeadersOption, OutputOption, SocketOption, device_name, seconds
 from scrubber.cli.render.output import (
     CommandResult,
     ListDocument,
@@ -41,6 +42,7 @@ DeviceOption = Annotated[
         "--device",
         metavar="DEVICE",
         parser=device_name,
+        autocompletion=complete_device,
         help="Only this device: UUID, unique prefix of a UUID, or index.",
         show_default="all devices",
     ),
@@ -50,7 +52,7 @@ TenantOption = Annotated[
     typer.Option(
         "--tenant",
         metavar="NAMESPACE",
-        help="Only events with this namespace as tenant: hand-overs, errors, quarantines.",
+        help="Only events of this tenant, a namespace: hand-overs, errors, quarantines.",
         show_default="all tenants",
     ),
 ]
@@ -59,7 +61,8 @@ OutcomeOption = Annotated[
     typer.Option(
         "--outcome",
         metavar="OUTCOME",
-        help=f"Only what ended so, one of: {', '.join(_OUTCOMES)}.",
+        autocompletion=lambda: _OUTCOMES,
+        help=f"Only events with this outcome. One of: {', '.join(_OUTCOMES)}. Refused hand-overs are only in the log.",
         show_default="all outcomes",
     ),
 ]
@@ -68,8 +71,9 @@ EventOption = Annotated[
     typer.Option(
         "--event",
         metavar="EVENT",
-        help="Only this event, such as scrub.finished, or all events with a prefix that ends in a dot, "
-        "such as health. (may be repeated).",
+        autocompletion=complete_event,
+        help="Only this event, such as scrub.finished, or, with a final dot, all events with this prefix, "
+        'such as "health.". May be repeated.',
         show_default="all events",
     ),
 ]
@@ -79,8 +83,8 @@ BeforeOption = Annotated[
         "--before",
         metavar="SEQUENCE",
         min=0,
-        help="Only entries before this sequence.",
-        show_default="the newest",
+        help="Only entries before this sequence number.",
+        show_default="no limit",
     ),
 ]
 SinceOption = Annotated[
@@ -88,25 +92,25 @@ SinceOption = Annotated[
     typer.Option(
         "--since",
         metavar="TIME",
-        help="Not older than a duration, such as 30m or 2h, or a time, such as 2026-11-20T08:00:00Z.",
-        show_default="the beginning",
+        help="Only entries since a time, such as 2026-11-20T08:00:00Z, or of the last 30m or 2h.",
+        show_default="no limit",
     ),
 ]
 LimitOption = Annotated[
     int,
-    typer.Option("--limit", min=1, help="Maximum number of entries, newest first."),
+    typer.Option("--limit", metavar="N", min=1, help="Maximum number of entries, newest first."),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="All entries; overrides --limit.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Show all entries; overrides --limit.")]
 
 _LIMIT = 100
 HISTORY_COLUMNS = (
-    OutputColumn("SEQUENCE"),
+    OutputColumn("SEQUENCE", wide=True),
     OutputColumn("TIME"),
     OutputColumn("EVENT"),
     OutputColumn("DEVICE", holds_ids=True),
-    OutputColumn("SCRUB", holds_ids=True, drop_priority=2),
-    OutputColumn("ACTOR", drop_priority=1),
-    OutputColumn("DETAILS", min_width=32, can_move_below=True),
+    OutputColumn("SCRUB", holds_ids=True, wide=True),
+    OutputColumn("ACTOR", wide=True),
+    OutputColumn("DETAILS", min_width=12),
 )
 _MAX_SEQUENCE = 2**64 - 1
 """The largest number in a request; no audit log is that long."""
@@ -130,7 +134,7 @@ class _HistoryFilter:
 
     def flags(self) -> list[str]:
         """Return the command-line flags of these filters."""
-        said = {
+        values = {
             "--device": [self.device],
             "--tenant": [self.tenant],
             "--outcome": [self.outcome],
@@ -139,7 +143,7 @@ class _HistoryFilter:
             "--limit": [str(self.limit or "") if self.limit_typed else ""],
             "--before": [str(self.before or "")],
         }
-        return [word for flag, values in said.items() for value in values if value for word in (flag, value)]
+        return [word for flag, given in values.items() for value in given if value for word in (flag, value)]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -158,9 +162,13 @@ def history(
     everything: AllOption = False,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Show the audit history. Hand-overs, scrubs with their evidence, certificates, quarantines, and who asked for them."""
-    asked = _HistoryFilter(
+    """Show the audit history.
+
+    It contains hand-overs, scrubs with their evidence, certificates and quarantines, and who requested them.
+    """
+    query = _HistoryFilter(
         device=device,
         tenant=tenant.strip(),
         outcome=parse_outcome(outcome) if outcome else "",
@@ -172,31 +180,33 @@ def history(
     )
 
     if output in (OutputFormat.JSON, OutputFormat.YAML):
-        run(_write_document(asked, socket, output))
+        run(_write_document(query, socket, output))
         return
-    told, next_before = run(_fetch_rows(asked, socket, output))
-    if next_before and (output is OutputFormat.TABLE or _stderr_is_terminal()):
+    found, next_before = run(_fetch_rows(query, socket, output))
+    if next_before and (output.is_table or _stderr_is_terminal()):
         # Above the table: below it, the note would be missed after many rows.
-        print_note(_older_rows_note(asked, told.entry_count))
-        onward = replace(asked, before=next_before).flags()
+        print_note(_older_rows_note(query, found.entry_count))
+        onward = replace(query, before=next_before).flags()
         if _was_typed(context, "socket"):
             onward += ["--socket-dir", str(socket)]
-        if output is OutputFormat.NAME:
+        if output in (OutputFormat.NAME, OutputFormat.WIDE):
             onward += ["--output", output]
+        if no_headers:
+            onward += ["--no-headers"]
         _show_command(onward)
-    print_result(told.to_result(empty_message=_no_rows_message(asked)), output)
+    print_result(found.to_result(empty_message=_no_rows_message(query)), output, no_headers=no_headers)
 
 
-async def _fetch_rows(asked: _HistoryFilter, socket: Path, output: OutputFormat) -> tuple[_HistoryRows, int]:
+async def _fetch_rows(query: _HistoryFilter, socket: Path, output: OutputFormat) -> tuple[_HistoryRows, int]:
     """Return the matching rows, and the row before which there are more; 0 if there are none."""
-    told, next_before = _HistoryRows(output), 0
-    async for page in _pages(asked, socket):
-        told.add(page.entries)
+    found, next_before = _HistoryRows(output), 0
+    async for page in _pages(query, socket):
+        found.add(page.entries)
         next_before = page.next_before_sequence
-    return told, next_before
+    return found, next_before
 
 
-async def _write_document(asked: _HistoryFilter, socket: Path, output: OutputFormat) -> None:
+async def _write_document(query: _HistoryFilter, socket: Path, output: OutputFormat) -> None:
     """Write the matches as one JSON or YAML document, page by page: a whole log is 100,000 rows with their evidence.
 
     Nothing is written before the first page has arrived, so that a refused request leaves standard output empty.
@@ -204,24 +214,24 @@ async def _write_document(asked: _HistoryFilter, socket: Path, output: OutputFor
     from scrubber.cli.render import json_objects
 
     document, next_before = ListDocument(kind="HistoryEntryList", output=output), 0
-    async for page in _pages(asked, socket):
+    async for page in _pages(query, socket):
         document.add(map(json_objects.history_entry, page.entries))
         next_before = page.next_before_sequence
     document.end(metadata={"continue": next_before or None})
 
 
-async def _pages(asked: _HistoryFilter, socket: Path) -> AsyncGenerator[pb.GetHistoryResponse, None]:
+async def _pages(query: _HistoryFilter, socket: Path) -> AsyncGenerator[pb.GetHistoryResponse, None]:
     from scrubber.api.client import ReadClient
 
     async with ReadClient(socket) as client:
         pages = client.history_pages(
-            device=asked.device,
-            since=asked.since,
-            limit=asked.limit,
-            tenant=asked.tenant,
-            outcome=asked.outcome,
-            events=asked.events,
-            before=asked.before,
+            device=query.device,
+            since=query.since,
+            limit=query.limit,
+            tenant=query.tenant,
+            outcome=query.outcome,
+            events=query.events,
+            before=query.before,
         )
         async for page in pages:
             yield page
@@ -244,7 +254,7 @@ def parse_outcome(text: str) -> str:
     """Return the outcome that ``text`` names; raises ``typer.BadParameter`` for an unknown one."""
     word = text.strip().lower().replace("_", "-")
     if word not in _OUTCOMES:
-        raise typer.BadParameter(f'"{text}" is no outcome; there are: {", ".join(_OUTCOMES)}.', param_hint="--outcome")
+        raise typer.BadParameter(f'"{text}" is not one of: {", ".join(_OUTCOMES)}.', param_hint="--outcome")
     return word
 
 
@@ -256,7 +266,7 @@ def parse_time(text: str, now: float) -> float:
     """
     if text.strip().replace(".", "", 1).isdecimal():
         raise typer.BadParameter(
-            f'"{text}" names no unit: write {text.strip()}h, {text.strip()}m or {text.strip()}s.',
+            f'"{text}" has no unit; write {text.strip()}h, {text.strip()}m or {text.strip()}s.',
             param_hint="--since",
         )
     try:
@@ -267,7 +277,7 @@ def parse_time(text: str, now: float) -> float:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise typer.BadParameter(
-            f'"{text}" is neither a time such as 30m or 2h nor a moment such as 2026-11-20T08:00:00Z.',
+            f'"{text}" is neither a duration, such as 30m or 2h, nor a time, such as 2026-11-20T08:00:00Z.',
             param_hint="--since",
         ) from error
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
@@ -295,31 +305,31 @@ class _HistoryRows:
         )
 
 
-def _no_rows_message(asked: _HistoryFilter) -> str:
+def _no_rows_message(query: _HistoryFilter) -> str:
     """Return the message for an empty result, with the filters, because a filter may be the cause."""
-    wishes = [
-        " or ".join(f"{each}…" if each.endswith(".") else each for each in asked.events) or "nothing",
-        f"of device {asked.device}" if asked.device else "",
-        f"of tenant {asked.tenant}" if asked.tenant else "",
-        f"with the outcome {asked.outcome}" if asked.outcome else "",
-        f"since {format_utc(asked.since)}" if asked.since else "",
-        f"before row {asked.before}" if asked.before else "",
+    events = " or ".join(f"{each}*" if each.endswith(".") else each for each in query.events)
+    filters = [
+        f"event {events}" if events else "",
+        f"device {query.device}" if query.device else "",
+        f"tenant {query.tenant}" if query.tenant else "",
+        f"outcome {query.outcome}" if query.outcome else "",
+        f"since {format_utc(query.since)}" if query.since else "",
+        f"before entry {query.before}" if query.before else "",
     ]
-    looked_for = " ".join(each for each in wishes if each)
-    if looked_for == "nothing":
-        return "The audit trail of this node has no rows yet."
-    message = f"The audit trail has {'no ' if asked.events else ''}{looked_for}."
-    if asked.outcome == "refused":
-        message += " Hand-overs that are refused are told of in the service's log and metrics, not on the trail."
+    if not any(filters):
+        return "The audit log of this node is empty."
+    message = f"No entry of the audit log matches: {', '.join(each for each in filters if each)}."
+    if query.outcome == "refused":
+        message += " Refused hand-overs are not in the audit log; see the service's log and metrics."
     return message
 
 
-def _older_rows_note(asked: _HistoryFilter, shown: int) -> str:
+def _older_rows_note(query: _HistoryFilter, shown: int) -> str:
     """Return the note for an incomplete result; the command for the next page follows it."""
-    since = f" since {format_utc(asked.since)}" if asked.since else ""
-    before = f" before row {asked.before}" if asked.before else ""
+    since = f" since {format_utc(query.since)}" if query.since else ""
+    before = f" before entry {query.before}" if query.before else ""
     return (
-        f"These are the newest {shown}{since}{before}, and there are older ones. --all shows them, too; the next page:"
+        f"Showing the newest {shown} entries{since}{before}; there are older ones. Pass --all to show all. Next page:"
     )
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
+from scrubber.cli.app import App
+from scrubber.cli.completers import complete_policy
 from scrubber.cli.exit_codes import ExitCode
-from scrubber.cli.options import OutputOption, new_app
+from scrubber.cli.options import NoHeadersOption, OutputOption
 from scrubber.cli.render.output import CommandResult, OutputFormat, print_error, print_result
 from scrubber.config.units import format_seconds
 from scrubber.domain import evidence
@@ -32,38 +34,50 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = new_app("Validate, show and explain policies.")
+app = App("Validate, show and explain policies.")
 
 PolicyArgument = Annotated[
     str,
-    typer.Argument(metavar="POLICY", help="Policy file, or the name of a bundled policy: default, strict, trusted."),
+    typer.Argument(
+        metavar="POLICY",
+        autocompletion=complete_policy,
+        help="Policy file, or the name of a bundled policy: default, strict, trusted.",
+    ),
 ]
 
 
 @app.command()
 def check(
     policies: Annotated[
-        list[str], typer.Argument(metavar="POLICY", help="Policy files, or names of bundled policies.")
+        list[str],
+        typer.Argument(
+            metavar="POLICY", autocompletion=complete_policy, help="Policy files, or names of bundled policies."
+        ),
     ],
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Say whether files are policies. Exits with 2 if one is not, after a line with file, line and hint for each fault."""
+    """Validate policies.
+
+    Exits with 2 if one is invalid, after a message with file, line and hint for each error.
+    """
     from scrubber.config.policy_file import load_policy
 
     good: list[tuple[str, Policy]] = []
-    faults = False
+    invalid = False
     for written in policies:
         try:
             good.append((written, load_policy(written)))
         except InvalidConfiguration as error:
             print_error(str(error))
-            faults = True
+            invalid = True
     data = [{"file": written, "name": policy.name, "digest": policy.digest} for written, policy in good]
     rows = [(written, policy.name, policy.digest[:16]) for written, policy in good]
     if good:
         names = [policy.name for _, policy in good]
-        print_result(CommandResult(data, names, ("POLICY", "NAME", "DIGEST"), rows, kind="PolicyCheck"), output)
-    raise typer.Exit(ExitCode.USAGE if faults else ExitCode.OK)
+        result = CommandResult(data, names, ("POLICY", "NAME", "DIGEST"), rows, kind="PolicyCheck")
+        print_result(result, output, no_headers=no_headers)
+    raise typer.Exit(ExitCode.USAGE if invalid else ExitCode.OK)
 
 
 @app.command()
@@ -78,7 +92,10 @@ def show(
     ] = False,
     output: OutputOption = OutputFormat.YAML,
 ) -> None:
-    """Write a policy out as it is in force. The values that its file leaves out are written, too."""
+    """Show a policy with all effective values.
+
+    The output includes the defaults of settings that the file leaves out.
+    """
     from scrubber.config.policy_file import load_policy
     from scrubber.config.policy_format import dump_policy
     from scrubber.config.xid_file import load_xid_table
@@ -103,8 +120,15 @@ def _override_policies(policy: Policy) -> list[Policy]:
 
 
 @app.command()
-def xids(policy: PolicyArgument = "default", output: OutputOption = OutputFormat.TABLE) -> None:
-    """List what each XID means under a policy. Says where that comes from; a code that is not listed is unknown."""
+def xids(
+    policy: PolicyArgument = "default",
+    output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
+) -> None:
+    """List the class of each XID under a policy, and its source.
+
+    An XID that is not listed is unknown.
+    """
     from scrubber.config.policy_file import load_policy
     from scrubber.config.xid_file import load_xid_table
 
@@ -112,7 +136,8 @@ def xids(policy: PolicyArgument = "default", output: OutputOption = OutputFormat
     data = [_xid_data(code, found, table) for code in sorted(found.error_classes)]
     rows = [(str(each["code"]), each["class"], each["source"], each["note"] or "-") for each in data]
     names = [str(each["code"]) for each in data]
-    print_result(CommandResult(data, names, ("CODE", "CLASS", "SOURCE", "NOTE"), rows, kind="Xid"), output)
+    result = CommandResult(data, names, ("CODE", "CLASS", "SOURCE", "NOTE"), rows, kind="Xid")
+    print_result(result, output, no_headers=no_headers)
 
 
 @app.command()
@@ -176,7 +201,10 @@ def explain(
     ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Say which path a hand-over takes under a policy, and why. Says what follows from faults, too, and the way back."""
+    """Explain which path a hand-over takes under a policy, and why.
+
+    Also explains the consequences of faults, and the recovery from them.
+    """
     from scrubber.config.policy_file import load_policy
     from scrubber.config.policy_format import override_name
     from scrubber.config.xid_file import load_xid_table
@@ -228,10 +256,10 @@ def explain(
 _NODE = NodeIdentity("node", "boot", "driver")
 
 _ANSWER_MESSAGES: Mapping[str, str] = {
-    "start-with-certificate": "starts on the fast path, and uses the certificate up",
-    "start-by-exception": "starts on the fast path by the policy's exception; its memory is not cleared",
-    "wait-for-scrub": "waits for the scrub that is under way",
-    "scrub-first": "takes the slow path first, and starts on its certificate",
+    "start-with-certificate": "starts on the fast path, and consumes the certificate",
+    "start-by-exception": "starts on the fast path by an exception of the policy; the memory is not cleared",
+    "wait-for-scrub": "waits for the running scrub",
+    "scrub-first": "takes the slow path first, and starts with its certificate",
     "refuse": "is refused until the device is back in service",
 }
 
@@ -284,15 +312,18 @@ def _exception(decision: HandoverDecision) -> str | None:
 
 def _decision_rows(policy: Policy, kind: HandOverKind, decision: HandoverDecision) -> Iterator[tuple[str, str]]:
     yield ("policy", f"{policy.name} ({policy.digest[:16]})")
-    yield ("hand-over", f"{kind.value} must rest on: {policy.required_proof(kind).value}")
-    yield ("the start", _ANSWER_MESSAGES[_decision_name(decision)])
-    yield ("because", decision.reason + (f" (exception {_exception(decision)})" if _exception(decision) else ""))
+    yield ("hand-over", f"{kind.value} requires: {policy.required_proof(kind).value}")
+    yield ("decision", _ANSWER_MESSAGES[_decision_name(decision)])
+    yield ("reason", decision.reason + (f" (exception {_exception(decision)})" if _exception(decision) else ""))
     for path in evidence.PathKind:
         plan = policy.plan(path, evidence.ScrubTrigger.CONTAINER_START)
         yield (f"{path.value} path", " → ".join(step.value for step in plan.steps))
-    yield ("anything off", "the slow path; a fault of the device takes it out of service")
+    yield ("if a check fails", "the slow path; a device fault takes the device out of service")
     if policy.enforcement.value == "observe":
-        yield ("observing", "nothing is refused and nobody is ended; what would have been is recorded")
+        yield (
+            "enforcement",
+            "observe: nothing is refused and no process is killed; what would have happened is recorded",
+        )
 
 
 def _override_rows(node: Policy, override: PolicyOverride | None) -> Iterator[tuple[str, str]]:
@@ -300,9 +331,9 @@ def _override_rows(node: Policy, override: PolicyOverride | None) -> Iterator[tu
 
     if override is not None:
         patterns = [*override.nodes, *override.models, *override.resources]
-        yield ("override", f"{override_name(override)} is the first that fits ({', '.join(patterns)})")
+        yield ("override", f"{override_name(override)} is the first that matches ({', '.join(patterns)})")
     elif node.overrides:
-        yield ("override", f"none of {', '.join(override_name(each) for each in node.overrides)} fits")
+        yield ("override", f"none of {', '.join(override_name(each) for each in node.overrides)} matches")
 
 
 def _other_node_rows(file: Policy, node: Policy) -> Iterator[tuple[str, str]]:
@@ -312,8 +343,8 @@ def _other_node_rows(file: Policy, node: Policy) -> Iterator[tuple[str, str]]:
         if override not in node.overrides:
             named = ", ".join(override.nodes)
             yield (
-                "elsewhere",
-                f"{override_name(override)} is for other nodes ({named}); --node-name says which one this is",
+                "other nodes",
+                f"{override_name(override)} applies to other nodes ({named}); pass --node-name to select a node",
             )
 
 
@@ -321,20 +352,17 @@ def _health_rows(policy: Policy) -> Iterator[tuple[str, str]]:
     rule = policy.health
     yield (
         "a soft condition",
-        f"makes the device suspect at once: it starts by certificate only; over when not seen for {format_seconds(rule.quiet_period)}",
+        f"makes the device suspect at once: starts need a certificate; ends when not seen for {format_seconds(rule.quiet_period)}",
     )
     for seconds in sorted(set(rule.quarantine_after.values())):
         codes = sorted(code for code, each in rule.quarantine_after.items() if each == seconds)
         yield (f"lasting {format_seconds(seconds)}", f"takes the device out of service: {', '.join(codes)}")
     never = sorted(policy.signals.soft - rule.quarantine_after.keys())
     if never:
-        yield ("for however long", f"leaves the device suspect: {', '.join(never)}")
-    hears = (
-        "at once"
-        if rule.quarantine_at is QuarantineTiming.DETECTION
-        else "once the pod that has the device has given it back"
-    )
-    yield ("the kubelet hears", f"that a device is out of service {hears}")
+        yield ("of any duration", f"leaves the device suspect: {', '.join(never)}")
+    detection = rule.quarantine_at is QuarantineTiming.DETECTION
+    when = "at once" if detection else "when its pod has returned it"
+    yield ("out of service", f"the kubelet sees the device as Unhealthy {when}")
 
 
 def _xid_data(code: int, policy: Policy, table: Mapping[int, XidRow]) -> dict[str, Any]:
@@ -359,19 +387,19 @@ def _xid_data(code: int, policy: Policy, table: Mapping[int, XidRow]) -> dict[st
             "recoveryMessage": message,
         }
     warns = severity is evidence.Severity.WARNING
-    follows = "the device is suspect when the code is new" if warns else "nothing: it is recorded"
+    follows = "the device is suspect when the code is new" if warns else "none; the code is only recorded"
     return {**found, "consequence": follows, "recoveryMethod": None, "recoveryMessage": None}
 
 
 def _xid_rows(found: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     if found is None:
         return
-    note = f": {found['note']}" if found["note"] else ""
-    yield (f"xid {found['code']}", f"{found['class']} (source: {found['source']}){note}")
-    said = "where the driver itself asks for something, that decides"
+    about = f": {found['note']}" if found["note"] else ""
+    yield (f"xid {found['code']}", f"{found['class']} (source: {found['source']}){about}")
+    note = "a recovery action that the driver itself requests takes precedence"
     if found["class"] == ErrorClass.CONTEXT.value:
-        said = "where the driver says itself what the device needs, even if that is nothing, the code is only recorded"
-    yield ("what follows", f"{found['consequence']}; {said}")
+        note = "where the driver reports its own recovery action, even none, the code is only recorded"
+    yield ("consequence", f"{found['consequence']}; {note}")
     if found["recoveryMethod"] is not None:
         yield ("recovery", f"{found['recoveryMethod']}: {found['recoveryMessage']}")
 

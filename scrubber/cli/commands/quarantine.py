@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scrubber.cli.client_run import resolve_device, run
+from scrubber.cli.client_run import fetch_device, resolve_device, run, run_admin_action
 from scrubber.cli.confirmation import NoInputOption, YesOption, check_admin_access, confirm, needs_confirmation
 from scrubber.cli.exit_codes import ExitCode, exit_code_for, worst_exit_code
-from scrubber.cli.options import DeviceArgument, DevicesArgument, OutputOption, SocketOption
-from scrubber.cli.render.cause_text import OUT_OF_SERVICE, cause_text
+from scrubber.cli.options import DeviceArgument, DevicesArgument, NoHeadersOption, OutputOption, SocketOption
+from scrubber.cli.render.device_facts import OUT_OF_SERVICE, cause_text
 from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, print_result
 from scrubber.domain.errors import Refused, ScrubberError
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
     from scrubber.api.client import AdminClient
 
-__all__ = ["ReasonOption", "add_commands", "change_and_show_device", "fetch_device", "run_admin_action"]
+__all__ = ["ReasonOption", "add_commands", "change_and_show_device"]
 
 
 def _require_reason(reason: str) -> str:
     if not reason.strip():
-        raise typer.BadParameter("a reason must be given; the audit keeps it.")
+        raise typer.BadParameter("must not be empty; the reason is recorded in the audit log.")
     return reason
 
 
@@ -57,21 +57,26 @@ def quarantine(
     reason: ReasonOption,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Take devices out of service. A pod that has one keeps it; no other pod gets it.
+    """Take devices out of service.
 
-    All names are looked up before the first device is touched: if one of them is wrong, nothing is done. Exits with 0 only if
-    every device was quarantined, else with the worst of: 130 interrupted, 1 failed, 2 no such device, 3 refused.
+    A pod that has a device keeps it; no other pod gets it. If one of the names is invalid, no device is quarantined.
+
+    Exits with 0 only if every device was quarantined, otherwise with the worst of: 130 interrupted, 1 failed, 2 no such
+    device, 3 refused.
     """
-    wanted = list(dict.fromkeys(devices))
-    if len(wanted) == 1:
-        change_and_show_device(socket, output, lambda client: client.quarantine(wanted[0], reason))
+    names = list(dict.fromkeys(devices))
+    if len(names) == 1:
+        change_and_show_device(
+            socket, output, lambda client: client.quarantine(names[0], reason), no_headers=no_headers
+        )
         return
-    results = run(_quarantine_all(socket, wanted, reason))
+    results = run(_quarantine_all(socket, names, reason))
     errors = [each.error for each in results if each.error is not None]
     if len(errors) == len(results) and len({str(each) for each in errors}) == 1:
         raise errors[0]  # the service refuses, not a single device
-    print_result(_quarantine_result(results), output)
+    print_result(_quarantine_result(results), output, no_headers=no_headers)
     raise typer.Exit(worst_exit_code(each.exit_code for each in results))
 
 
@@ -107,13 +112,13 @@ class _QuarantineResult:
         if self.error is not None:
             return str(self.error)
         if self.device is None:
-            why = "interrupted before the service answered" if self.requested else "interrupted before it was its turn"
-            return f"{why}; scrubber device {self.target.index} shows its state"
+            when = "the service answered" if self.requested else "the request was sent"
+            return f"interrupted before {when}; run `scrubber device {self.target.index}` to see its state"
         return cause_text(self.device.cause) if self.device.HasField("cause") else "-"
 
 
-async def _quarantine_all(socket: Path, wanted: Sequence[str], reason: str) -> Sequence[_QuarantineResult]:
-    """Quarantine the ``wanted`` devices, each once; an interrupt ends it with the results so far.
+async def _quarantine_all(socket: Path, names: Sequence[str], reason: str) -> Sequence[_QuarantineResult]:
+    """Quarantine the devices called ``names``, each once; an interrupt ends it with the results so far.
 
     Raises:
         InvalidRequest: a name that matches no device, or more than one. Nothing was done.
@@ -122,7 +127,7 @@ async def _quarantine_all(socket: Path, wanted: Sequence[str], reason: str) -> S
 
     async with ReadClient(socket) as reader:
         known = (await reader.devices()).devices
-    targets = list({found.id: found for found in (resolve_device(known, each) for each in wanted)}.values())
+    targets = list({found.id: found for found in (resolve_device(known, each) for each in names)}.values())
     results: list[_QuarantineResult] = []
     async with AdminClient(socket) as client:
         for place, target in enumerate(targets):
@@ -153,8 +158,8 @@ def _quarantine_result(results: Sequence[_QuarantineResult]) -> CommandResult:
         header=(
             OutputColumn("INDEX"),
             OutputColumn("DEVICE", holds_ids=True),
-            OutputColumn("RESULT"),
-            OutputColumn("DETAILS", min_width=32, can_move_below=True),
+            OutputColumn("OUTCOME"),
+            OutputColumn("DETAILS", min_width=20),
         ),
         rows=[(each.target.index or "-", each.target.id, each.outcome, each.details) for each in results],
         kind="QuarantineResult",
@@ -168,8 +173,12 @@ def unquarantine(
     no_input: NoInputOption = False,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Return a quarantined device to service, after probation. It returns after its probation: clean scrubs in a row, as many as the policy says."""
+    """Return a quarantined device to service, after probation.
+
+    On probation, the device must pass as many scrubs in a row as its policy requires.
+    """
     if needs_confirmation(yes=yes, no_input=no_input):
         check_admin_access(socket)
         found = fetch_device(socket, device)
@@ -178,47 +187,27 @@ def unquarantine(
             raise Refused(f"Device {found.index} ({found.id}) is {called}, not quarantined.")
         cause = f": {cause_text(found.cause)}" if found.HasField("cause") else "."
         confirm(
-            f"Device {found.index} ({found.id}) is {found.state}{cause} Once it has proved itself clean again, it goes to "
-            "whoever asks for it.",
+            f"Device {found.index} ({found.id}) is {found.state}{cause} After it passes its probation, it is handed over to "
+            "tenants again.",
             yes=yes,
             no_input=no_input,
         )
-    change_and_show_device(socket, output, lambda client: client.unquarantine(device, reason))
-
-
-def fetch_device(socket: Path, device: str) -> pb.Device:
-    """Return the current state of ``device``; raises :class:`InvalidRequest` unless it matches exactly one."""
-
-    async def look() -> pb.Device:
-        from scrubber.api.client import ReadClient
-
-        async with ReadClient(socket) as client:
-            return resolve_device((await client.devices()).devices, device)
-
-    return run(look())
-
-
-def run_admin_action(socket: Path, action: Callable[[AdminClient], Awaitable[pb.DeviceResponse]]) -> pb.Device:
-    """Request ``action`` from the service; return the device afterwards."""
-
-    async def ask_service() -> pb.Device:
-        from scrubber.api.client import AdminClient
-
-        async with AdminClient(socket) as client:
-            return (await action(client)).device
-
-    return run(ask_service())
+    change_and_show_device(socket, output, lambda client: client.unquarantine(device, reason), no_headers=no_headers)
 
 
 def change_and_show_device(
-    socket: Path, output: OutputFormat, action: Callable[[AdminClient], Awaitable[pb.DeviceResponse]]
+    socket: Path,
+    output: OutputFormat,
+    action: Callable[[AdminClient], Awaitable[pb.DeviceResponse]],
+    *,
+    no_headers: bool = False,
 ) -> None:
     """Request ``action`` from the service, and show the device afterwards."""
     from scrubber.cli.render.device_list import device_list_result
 
     device = run_admin_action(socket, action)
-    changed = device_list_result([device], _fetch_service_info(socket) if output is OutputFormat.TABLE else None)
-    print_result(replace(changed, data=changed.data[0]), output)
+    changed = device_list_result([device], _fetch_service_info(socket) if output.is_table else None)
+    print_result(replace(changed, data=changed.data[0]), output, no_headers=no_headers)
 
 
 def _fetch_service_info(socket: Path) -> pb.ServiceInfo | None:

@@ -18,7 +18,7 @@ from scrubber.cli.commands.quarantine import ReasonOption
 from scrubber.cli.commands.scrub import TimeoutOption, WaitOption
 from scrubber.cli.confirmation import NoInputOption, YesOption, check_admin_access, confirm, needs_confirmation
 from scrubber.cli.exit_codes import ExitCode
-from scrubber.cli.options import DeviceArgument, OutputOption, SocketOption
+from scrubber.cli.options import DeviceArgument, NoHeadersOption, OutputOption, SocketOption
 from scrubber.cli.render.output import CommandResult, OutputFormat, print_error, print_result, print_table
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ def add_commands(app: typer.Typer) -> None:
 def reset_plan(
     device: DeviceArgument, socket: SocketOption = Path("/run/scrubber"), output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Show what a reset would do and what blocks it. Exits with 0 if it could be reset now, 3 if blocked, 1 if never here."""
+    """Show what a reset would do and what blocks it.
+
+    Exits with 0 if the device could be reset now, 3 if something blocks the reset, 1 if it cannot be reset on this node.
+    """
     plan = run(_fetch_plan(socket, device))
     print_result(_answer(plan), output)
     raise typer.Exit(_exit_for(plan))
@@ -51,11 +54,14 @@ def reset(
     timeout: TimeoutOption = None,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Reset an idle device and scrub it. Shows what is reset together with it, and asks.
+    """Reset an idle device and scrub it.
 
-    Exits with 0 only if the device was reset, proved clean and is not quarantined afterwards, 1 if not, 3 if it is refused
-    or cannot be reset here, 4 if the wait was over first. Ctrl-C ends the waiting, never the reset.
+    Shows which devices are reset together with it, and asks for confirmation.
+
+    Exits with 0 only if the device was reset, proved clean and is not quarantined afterwards, 1 if not, 3 if the reset is
+    refused or impossible on this node, 4 if the wait timed out. Ctrl-C ends the wait, never the reset.
     """
     from scrubber.cli.render.scrub_result import report_and_exit
 
@@ -69,13 +75,18 @@ def reset(
         raise typer.Exit(ExitCode.REFUSED)
     together = f", together with {', '.join(plan.also_reset_ids)}" if plan.also_reset_ids else ""
     confirm(
-        f"Device {plan.device_id} is reset ({plan.method}){together}, and scrubbed. Nobody gets it before it has been proved "
-        "clean.",
+        f"This resets device {plan.device_id} ({plan.method}){together}, and scrubs it. It is not handed over until it is "
+        "proved clean.",
         yes=yes,
         no_input=no_input,
     )
     report_and_exit(
-        run(_reset(socket, device, reason, wait=wait, timeout=timeout)), "reset", output, single=True, waited=wait
+        run(_reset(socket, device, reason, wait=wait, timeout=timeout)),
+        "reset",
+        output,
+        single=True,
+        waited=wait,
+        no_headers=no_headers,
     )
 
 
@@ -88,8 +99,7 @@ async def _fetch_plan(socket: Path, device: str) -> pb.ResetPlan:
 
 async def _reset(socket: Path, device: str, reason: str, *, wait: bool, timeout: float | None) -> FollowResult:
     from scrubber.api.client import AdminClient
-    from scrubber.cli.render.progress import progress_display
-    from scrubber.cli.scrub_updates import ScrubTarget, follow_scrubs
+    from scrubber.cli.scrub_updates import ScrubTarget, follow_scrubs, progress_display
 
     async with AdminClient(socket) as client:
         return await follow_scrubs(
@@ -128,15 +138,15 @@ def _answer(plan: pb.ResetPlan) -> CommandResult:
 def _rows(plan: pb.ResetPlan) -> Iterator[tuple[str, str]]:
     yield ("device", plan.device_id)
     yield ("method", plan.method)
-    yield from (("together with", each) for each in plan.also_reset_ids)
-    yield from ((f"act {number}", each) for number, each in enumerate(plan.actions, 1))
+    yield from (("also reset", each) for each in plan.also_reset_ids)
+    yield from ((f"action {number}", each) for number, each in enumerate(plan.actions, 1))
     if plan.unavailable_reason:
         yield ("unavailable", plan.unavailable_reason)
-    yield from (("blocked", each) for each in plan.blockers)
+    yield from (("blocker", each) for each in plan.blockers)
     match _exit_for(plan):
         case ExitCode.OK:
-            yield ("verdict", "could be reset now")
+            yield ("verdict", "can be reset now")
         case ExitCode.REFUSED:
-            yield ("verdict", "could be reset once nothing blocks it")
+            yield ("verdict", "can be reset when nothing blocks it")
         case _:
-            yield ("verdict", "cannot be reset here")
+            yield ("verdict", "cannot be reset on this node")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scrubber.cli.client_run import resolve_device, run
-from scrubber.cli.options import OutputOption, SocketOption, device_name, seconds
+from scrubber.cli.completers import complete_device
+from scrubber.cli.options import NoHeadersOption, OutputOption, SocketOption, device_name, seconds
+from scrubber.cli.render.device_facts import is_in_use, previous_tenancies, tenant_name
 from scrubber.cli.render.output import OutputFormat, print_note
-from scrubber.cli.tenancy import is_in_use, previous_tenancies, tenant_name
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
@@ -32,12 +33,16 @@ class ScrubPathChoice(StrEnum):
 DevicesArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="DEVICE", parser=device_name, help="UUID, unique prefix of a UUID, or index.", show_default=False
+        metavar="DEVICE",
+        parser=device_name,
+        autocompletion=complete_device,
+        help="UUIDs, unique prefixes of UUIDs, or indexes.",
+        show_default=False,
     ),
 ]
 AllIdleOption = Annotated[
     bool,
-    typer.Option("--all-idle", help="Every idle device; joins running scrubs."),
+    typer.Option("--all-idle", help="Scrub every idle device, and join running scrubs."),
 ]
 PathOption = Annotated[
     ScrubPathChoice,
@@ -50,9 +55,9 @@ TimeoutOption = Annotated[
         "--timeout",
         metavar="TIME",
         parser=seconds,
-        help="Wait at most this long, such as 30s, then exit with 4 while the scrub continues. With "
-        "--no-wait: wait for its start.",
-        show_default="until it has finished",
+        help="Wait at most this long, such as 30s, then exit with 4; the scrub continues. With --no-wait: how "
+        "long to wait for its start.",
+        show_default="no limit",
     ),
 ]
 
@@ -69,39 +74,40 @@ def scrub(
     timeout: TimeoutOption = None,
     socket: SocketOption = Path("/run/scrubber"),
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
     """Scrub idle devices, or join running scrubs.
 
-    Exits with 0 only if every device was proved clean, else with the worst of: 130 interrupted, 1 a negative verdict or
-    none, 2 no such device, 3 refused or held up by whoever has it, 4 the wait was over first. Ctrl-C ends the waiting,
-    never the scrub. With --no-wait 0 means only that each has begun, which says nothing of its end.
+    Exits with 0 only if every device was proved clean, otherwise with the worst of: 130 interrupted, 1 failed or no
+    verdict, 2 no such device, 3 refused or blocked by a holder, 4 the wait timed out. Ctrl-C ends the wait, never the
+    scrub. With --no-wait, 0 means only that every scrub has started.
     """
     from scrubber.cli.render.scrub_result import report_and_exit
 
-    wanted = list(dict.fromkeys(devices or ()))
-    if bool(wanted) == all_idle:
-        both = "say --all-idle or name a DEVICE, not both." if all_idle else "name a DEVICE, or say --all-idle."
-        raise typer.BadParameter(both)
-    followed = run(_scrub(socket, wanted, path, wait=wait, timeout=timeout))
-    report_and_exit(followed, "scrub", output, single=len(wanted) == 1, waited=wait)
+    names = list(dict.fromkeys(devices or ()))
+    if bool(names) == all_idle:
+        raise typer.BadParameter(
+            "Pass either a DEVICE or --all-idle, not both." if all_idle else "Pass a DEVICE, or --all-idle."
+        )
+    followed = run(_scrub(socket, names, path, wait=wait, timeout=timeout))
+    report_and_exit(followed, "scrub", output, single=len(names) == 1, waited=wait, no_headers=no_headers)
 
 
 async def _scrub(
-    socket: Path, wanted: Sequence[str], path: ScrubPathChoice, *, wait: bool, timeout: float | None
+    socket: Path, names: Sequence[str], path: ScrubPathChoice, *, wait: bool, timeout: float | None
 ) -> FollowResult:
     from scrubber.api.client import AdminClient
-    from scrubber.cli.render.progress import progress_display
-    from scrubber.cli.scrub_updates import follow_scrubs
+    from scrubber.cli.scrub_updates import follow_scrubs, progress_display
 
-    targets = await _targets(socket, wanted, path)
+    targets = await _targets(socket, names, path)
     async with AdminClient(socket) as client:
         return await follow_scrubs(
             targets, lambda device: client.scrub(device, path.value), progress_display(), wait=wait, timeout=timeout
         )
 
 
-async def _targets(socket: Path, wanted: Sequence[str], path: ScrubPathChoice) -> Sequence[ScrubTarget]:
-    """Return the ``wanted`` devices, or all idle ones if none is named; print which are left out.
+async def _targets(socket: Path, names: Sequence[str], path: ScrubPathChoice) -> Sequence[ScrubTarget]:
+    """Return the devices called ``names``, or all idle ones if there are none; print which are skipped.
 
     Raises:
         InvalidRequest: there is no such device; none is scrubbed then.
@@ -109,23 +115,23 @@ async def _targets(socket: Path, wanted: Sequence[str], path: ScrubPathChoice) -
     from scrubber.api.client import ReadClient
     from scrubber.cli.scrub_updates import ScrubTarget
 
-    if len(wanted) == 1:
-        return [ScrubTarget(wanted[0])]
+    if len(names) == 1:
+        return [ScrubTarget(names[0])]
     async with ReadClient(socket) as client:
         known = (await client.devices()).devices
-    if wanted:
-        return list(_named_targets(known, wanted))
+    if names:
+        return list(_named_targets(known, names))
     why = {each.id: _skip_reason(each, path) for each in known}
     for each in known:
         if why[each.id]:
-            print_note(f"Device {each.index} ({each.id}) is left out: {why[each.id]}.")
+            print_note(f"Device {each.index} ({each.id}) is skipped: {why[each.id]}.")
     return [ScrubTarget(each.id, each.id, each.index) for each in known if not why[each.id]]
 
 
-def _named_targets(known: Sequence[pb.Device], wanted: Sequence[str]) -> Iterator[ScrubTarget]:
+def _named_targets(known: Sequence[pb.Device], names: Sequence[str]) -> Iterator[ScrubTarget]:
     from scrubber.cli.scrub_updates import ScrubTarget
 
-    found = {device.id: device for device in (resolve_device(known, each) for each in wanted)}
+    found = {device.id: device for device in (resolve_device(known, each) for each in names)}
     return (ScrubTarget(each.id, each.id, each.index) for each in found.values())
 
 
@@ -140,6 +146,6 @@ def _skip_reason(device: pb.Device, path: ScrubPathChoice) -> str:
         who = tenant_name(device)
         return f"it is in use by {who}" if who else "it is in use"
     if had := previous_tenancies(device):
-        who = ", ".join("/".join((each.tenant, each.pod)) if each.pod else "a pod" for each in had)
-        return f"no scrub has shown yet that what had it last is over ({who})"
+        who = ", ".join("/".join((each.tenant, each.pod)) if each.pod else "unknown pod" for each in had)
+        return f"no scrub has shown yet that its previous pods have ended ({who})"
     return ""

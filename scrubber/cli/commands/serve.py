@@ -1,15 +1,12 @@
-"""The long-running commands: ``serve``, ``plugin`` and ``demo``.
+"""``scrubber serve``: run the scrub service.
 
-Each one only collects its settings and passes them to the daemon, which is imported only when it runs, so that
+The command only collects the settings and passes them to the daemon, which is imported only when it runs, so that
 ``--help`` need not wait for a gRPC server to load.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from socket import gethostname
@@ -18,10 +15,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scrubber.backends import BACKENDS
-from scrubber.cli import daemon_options as metrics
-from scrubber.cli import plugin_options as flags
-from scrubber.cli.gc_tuning import restore_gc
-from scrubber.cli.options import KubeletDirOption, SocketOption, seconds
+from scrubber.cli.completers import complete_policy
+from scrubber.cli.daemon_options import (
+    SERVICE_METRICS_ADDRESS,
+    KubeletDirOption,
+    LogFormatOption,
+    LogLevelOption,
+    ServiceMetricsAddressOption,
+    ServiceMetricsCertOption,
+    ServiceMetricsClientCaOption,
+    ServiceMetricsKeyOption,
+    TracesOption,
+)
+from scrubber.cli.options import SocketOption, seconds
+from scrubber.cli.startup import load_structlog_without_rich, restore_gc, silence_grpc_logs
 from scrubber.config.settings import (
     FROM_KUBELET_DIR,
     Address,
@@ -46,51 +53,9 @@ else:
 
 _DEFAULT_BACKEND = next(iter(BackendName))
 
-LogFormatOption = Annotated[
-    LogFormat,
-    typer.Option(
-        "--log-format", envvar="SCRUBBER_LOG_FORMAT", help="auto: console on a terminal, otherwise JSON lines."
-    ),
-]
-LogLevelOption = Annotated[
-    LogLevel, typer.Option("--log-level", envvar="SCRUBBER_LOG_LEVEL", help="Lowest level that is logged.")
-]
-TracesOption = Annotated[
-    TraceExport,
-    typer.Option(
-        "--traces",
-        envvar="SCRUBBER_TRACES",
-        help="otlp: send traces to OTEL_EXPORTER_OTLP_ENDPOINT; requires the extra otel.",
-    ),
-]
-
-
-class RegistrationChoice(StrEnum):
-    AUTO = "auto"
-    WATCHER = "watcher"
-    CLASSIC = "classic"
-
 
 def add_commands(app: typer.Typer) -> None:
     app.command()(serve)
-    app.command(cls=flags.PluginCommand)(plugin)
-    app.command()(demo)
-
-
-def _silence_grpc_logs() -> None:
-    """Silence gRPC's core, which writes non-JSON lines to standard error; it reads this variable when it is loaded."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-
-def _load_structlog_without_rich() -> None:
-    """Load structlog without rich, which it would not use and which takes longer to load than gRPC."""
-    if "rich" in sys.modules or "structlog" in sys.modules:
-        return
-    sys.modules["rich"] = None  # type: ignore[assignment]  # None makes the import fail as if rich were not installed
-    try:
-        importlib.import_module("structlog")
-    finally:
-        del sys.modules["rich"]
 
 
 def serve(
@@ -118,7 +83,12 @@ def serve(
     socket: SocketOption = Path("/run/scrubber"),
     policy: Annotated[
         str,
-        typer.Option(envvar="SCRUBBER_POLICY", metavar="FILE", help="Policy file, or the name of a bundled policy."),
+        typer.Option(
+            envvar="SCRUBBER_POLICY",
+            metavar="POLICY",
+            autocompletion=complete_policy,
+            help="Policy file, or the name of a bundled policy.",
+        ),
     ] = "default",
     kubelet_dir: KubeletDirOption = Path("/var/lib/kubelet"),
     pod_resources_socket: Annotated[
@@ -133,10 +103,10 @@ def serve(
     pod_logs_dir: Annotated[
         Path, typer.Option(envvar="SCRUBBER_POD_LOGS_DIR", metavar="DIR", help="Directory of the kubelet's pod logs.")
     ] = Path("/var/log/pods"),
-    metrics_address: metrics.ServiceAddressOption = None,
-    metrics_cert: metrics.ServiceCertOption = None,
-    metrics_key: metrics.ServiceKeyOption = None,
-    metrics_client_ca: metrics.ServiceClientCaOption = None,
+    metrics_address: ServiceMetricsAddressOption = None,
+    metrics_cert: ServiceMetricsCertOption = None,
+    metrics_key: ServiceMetricsKeyOption = None,
+    metrics_client_ca: ServiceMetricsClientCaOption = None,
     traces: TracesOption = TraceExport.OFF,
     node_name: Annotated[
         str | None,
@@ -184,7 +154,7 @@ def serve(
         typer.Option(
             envvar="SCRUBBER_READ_GROUP",
             metavar="GROUP",
-            help="Group whose members may only read. Operators must be members, too, in order to read.",
+            help="Group whose members may only read. Operators must be members of it, too, in order to read.",
             show_default="the admin group",
         ),
     ] = None,
@@ -234,7 +204,10 @@ def serve(
         ),
     ] = "",
 ) -> None:
-    """Run the scrub service. It knows every device's state, scrubs, certifies, and quarantines what it cannot prove."""
+    """Run the scrub service.
+
+    It tracks the state of every device, scrubs and certifies devices, and quarantines those that it cannot prove clean.
+    """
     chosen = BACKENDS[backend.value]
     settings = ServiceSettings(
         backend=chosen,
@@ -244,7 +217,7 @@ def serve(
         policy=policy,
         kubelet_dir=kubelet_dir,
         pod_logs_dir=pod_logs_dir,
-        metrics_address=Address.parse(metrics_address or metrics.SERVICE_DEFAULT_ADDRESS),
+        metrics_address=Address.parse(metrics_address or SERVICE_METRICS_ADDRESS),
         metrics_required=metrics_address is not None,
         metrics_tls=MetricsTls.from_flags(metrics_cert, metrics_key, metrics_client_ca),
         traces=traces,
@@ -263,144 +236,9 @@ def serve(
         fail_on_init_error=fail_on_init_error and not chosen.simulated,
         disabled_healthchecks=DisabledHealthchecks.parse(disable_healthchecks),
     )
-    _silence_grpc_logs()
-    _load_structlog_without_rich()
+    silence_grpc_logs()
+    load_structlog_without_rich()
     from scrubber import daemon
 
     restore_gc()
     raise typer.Exit(asyncio.run(daemon.run(settings)))
-
-
-def plugin(
-    kubelet_dir: KubeletDirOption = Path("/var/lib/kubelet"),
-    socket: SocketOption = Path("/run/scrubber"),
-    resource_name: Annotated[
-        str,
-        typer.Option(
-            envvar="SCRUBBER_RESOURCE_NAME",
-            metavar="NAME",
-            help="Resource that pods request.",
-            show_default="nvidia.com/gpu on NVIDIA, scrubber.dev/gpu on a simulated node",
-        ),
-    ] = "",
-    registration: Annotated[
-        RegistrationChoice,
-        typer.Option(
-            envvar="SCRUBBER_REGISTRATION",
-            help="watcher: the kubelet discovers the plugin in plugins_registry; classic: the plugin calls "
-            "the kubelet; auto: classic where device-plugins exists, otherwise watcher.",
-        ),
-    ] = RegistrationChoice.AUTO,
-    device_list_strategy: flags.DeviceListStrategyOption = None,
-    device_id_strategy: flags.DeviceIdStrategyOption = None,
-    pass_device_specs: flags.PassDeviceSpecsOption = None,
-    nvidia_driver_root: flags.DriverRootOption = None,
-    nvidia_dev_root: flags.DevRootOption = None,
-    driver_root_ctr_path: flags.ContainerDriverRootOption = None,
-    mig_strategy: flags.MigStrategyOption = None,
-    cdi_annotation_prefix: flags.AnnotationPrefixOption = None,
-    nvidia_cdi_hook_path: flags.CdiHookOption = None,
-    cdi_dir: flags.CdiDirOption = "/var/run/cdi",
-    gdrcopy_enabled: flags.GdrcopyOption = None,
-    gds_enabled: flags.GdsOption = None,
-    mofed_enabled: flags.MofedOption = None,
-    fail_on_init_error: flags.FailOnInitErrorOption = None,
-    config_file: flags.ConfigFileOption = None,
-    upstream_dir: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="SCRUBBER_UPSTREAM_DIR",
-            metavar="DIR",
-            help="Proxy a vendor's plugin, which registers in DIR instead of with the kubelet.",
-            show_default="none",
-        ),
-    ] = None,
-    cluster: flags.ClusterOption = flags.ClusterChoice.OFF,
-    node_name: flags.NodeNameOption = "",
-    metrics_address: metrics.PluginAddressOption = None,
-    metrics_cert: metrics.PluginCertOption = None,
-    metrics_key: metrics.PluginKeyOption = None,
-    metrics_client_ca: metrics.PluginClientCaOption = None,
-    traces: TracesOption = TraceExport.OFF,
-    ready_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="SCRUBBER_PLUGIN_READY_FILE",
-            metavar="FILE",
-            help="Create this file once the plugin can take over from a running instance; for a startup probe.",
-            show_default="none",
-        ),
-    ] = None,
-    log_format: LogFormatOption = LogFormat.AUTO,
-    log_level: LogLevelOption = LogLevel.INFO,
-) -> None:
-    """Run the device plugin. It lets the kubelet hand devices over only as the scrub service allows."""
-    _silence_grpc_logs()
-    _load_structlog_without_rich()
-    from plugin.main import PluginSettings, run
-    from plugin.nvidia import settings as nvidia_settings
-    from plugin.nvidia.injection import Feature
-
-    options = nvidia_settings.options_from_flags(
-        strategies=device_list_strategy,
-        ids=device_id_strategy,
-        pass_device_specs=pass_device_specs,
-        driver_root=nvidia_driver_root,
-        dev_root=nvidia_dev_root,
-        driver_root_ctr_path=driver_root_ctr_path,
-        mig=mig_strategy,
-        annotation_prefix=cdi_annotation_prefix,
-        hook=nvidia_cdi_hook_path,
-        fail_on_init_error=fail_on_init_error,
-        features={Feature.GDRCOPY: gdrcopy_enabled, Feature.GDS: gds_enabled, Feature.MOFED: mofed_enabled},
-    )
-    settings = PluginSettings(
-        kubelet_dir=kubelet_dir.absolute(),
-        socket=socket.absolute(),
-        resource_name=resource_name,
-        registration=registration.value,
-        log_format=log_format.value,
-        log_level=log_level.value,
-        nvidia=nvidia_settings.resolve_settings(
-            options,
-            Path(config_file) if config_file else None,
-            cdi_directory=Path(cdi_dir or nvidia_settings.CDI_DIRECTORY).absolute(),
-            disabled_health_checks=os.environ.get("DP_DISABLE_HEALTHCHECKS", ""),
-        ),
-        upstream_dir=upstream_dir.absolute() if upstream_dir else None,
-        cluster=cluster.value,
-        node_name=node_name,
-        metrics_address=Address.parse(metrics_address or metrics.PLUGIN_DEFAULT_ADDRESS),
-        metrics_required=metrics_address is not None,
-        metrics_tls=MetricsTls.from_flags(metrics_cert, metrics_key, metrics_client_ca),
-        traces=traces,
-        ready_file=ready_file.absolute() if ready_file else None,
-    )
-    restore_gc()
-    raise typer.Exit(asyncio.run(run(settings)))
-
-
-def demo(
-    keep: Annotated[bool, typer.Option("--keep-files", help="Keep the directory and logs of the node.")] = False,
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir",
-            metavar="DIR",
-            help="Directory for the node, its logs and its ledger.",
-            show_default="a temporary directory",
-        ),
-    ] = None,
-    stay: Annotated[
-        bool,
-        typer.Option(
-            "--keep-running",
-            help="Keep the node running afterwards until Ctrl-C, with its metrics on ports of 127.0.0.1 "
-            "that it prints.",
-        ),
-    ] = False,
-) -> None:
-    """Run the demo scenario. It runs on a simulated node of its own, and exits with 0 if every expectation held."""
-    from scrubber.emulator.scenario import main
-
-    raise typer.Exit(main(keep=keep, directory=directory, stay=stay))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scrubber.cli.options import OutputOption, new_app, seconds, size
+from scrubber.cli.app import App
+from scrubber.cli.options import NoHeadersOption, OutputOption, seconds, size
 from scrubber.cli.render.output import CommandResult, OutputFormat, print_note, print_result
 from scrubber.domain.formatting import format_size
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = new_app(
-    "Create and control a simulated node. Every GPU is a file: its bytes are the memory, and "
-    "processes that have it open are holders."
+app = App(
+    "Create and control a simulated node.\n\nEvery GPU is a file: its bytes are the memory, and processes that have it open "
+    "are holders."
 )
 
 DirOption = Annotated[
@@ -39,7 +40,7 @@ DeviceOption = Annotated[
     str,
     typer.Option(
         "--device",
-        metavar="ID",
+        metavar="DEVICE",
         help="UUID, unique prefix of a UUID, or index.",
         show_default=False,
     ),
@@ -48,7 +49,7 @@ AnyDeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        metavar="ID",
+        metavar="DEVICE",
         help="UUID, unique prefix of a UUID, or index.",
         show_default="every device of the node",
     ),
@@ -69,15 +70,16 @@ def create(
         typer.Option(metavar="SIZE", parser=size, help="Memory of each GPU.", show_default="256MiB"),
     ] = 256 * 1024 * 1024,
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Make a simulated node, and say what to run next."""
+    """Create a simulated node, and print the command that serves it."""
     from scrubber.adapters.sim import shape
 
     was_there = directory.is_dir() and any(directory.iterdir())
-    print_result(_answer(shape.create(directory, devices, memory)), output)
-    if output is OutputFormat.TABLE:
+    print_result(_answer(shape.create(directory, devices, memory)), output, no_headers=no_headers)
+    if output.is_table:
         if was_there:
-            print_note(f"The node in {directory} was there already; nothing in it was changed.")
+            print_note(f"The simulated node in {directory} exists already; it was not changed.")
         print(f"Next: {_serve_command(directory.absolute(), root=os.geteuid() == 0)}", file=sys.stderr)
 
 
@@ -87,21 +89,33 @@ def split(
     device: DeviceOption,
     instances: Annotated[int, typer.Option(metavar="N", help="Number of instances.")] = 2,
     output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
 ) -> None:
-    """Split a GPU into instances, as MIG does. Nobody may hold it, and it is then not handed out itself."""
+    """Split a GPU into instances, as MIG does.
+
+    The GPU must have no holders. While it is split, only its instances are handed over.
+    """
     from scrubber.adapters.sim import layout, shape
 
     shape.split(directory, device, instances)
-    print_result(_answer(layout.load_node(directory)), output)
+    print_result(_answer(layout.load_node(directory)), output, no_headers=no_headers)
 
 
 @app.command()
-def merge(directory: DirOption, device: DeviceOption, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Make a GPU whole again. Nobody may hold one of its instances."""
+def merge(
+    directory: DirOption,
+    device: DeviceOption,
+    output: OutputOption = OutputFormat.TABLE,
+    no_headers: NoHeadersOption = False,
+) -> None:
+    """Merge the instances of a GPU.
+
+    The instances must have no holders.
+    """
     from scrubber.adapters.sim import layout, shape
 
     shape.merge(directory, device)
-    print_result(_answer(layout.load_node(directory)), output)
+    print_result(_answer(layout.load_node(directory)), output, no_headers=no_headers)
 
 
 @app.command()
@@ -143,7 +157,7 @@ def fault(
     condition: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="CODE[=READ]",
+            metavar="CODE[=VALUE]",
             help="Condition that the driver reports, with its value: pcie-width='x8 of x16'. May be repeated.",
         ),
     ] = None,
@@ -170,13 +184,16 @@ def fault(
         typer.Option(metavar="N", min=0.001, max=100_000, help="Repeated XIDs per second."),
     ] = 1000.0,
 ) -> None:
-    """Break one device, all or the driver, while everything runs."""
+    """Inject faults into a device, into all devices, or into the driver.
+
+    They take effect at once, also while the service and tenants run.
+    """
     from scrubber.adapters.sim import control
     from scrubber.adapters.sim.xid_storm import raise_xids
     from scrubber.domain.errors import InvalidRequest
 
     if repeat > 1 and (xid is None or device is None):
-        raise InvalidRequest("--repeat is how often an XID is raised on one device: give --device and --xid too.")
+        raise InvalidRequest("--repeat needs the device and the XID to raise; pass --device and --xid too.")
     control.add_faults(
         directory,
         device,
@@ -201,16 +218,18 @@ def fault(
 
 
 def _parse_condition(written: str) -> tuple[str, str]:
-    """Parse ``CODE`` or ``CODE=READ``."""
-    code, _, read = written.partition("=")
-    return code, read
+    """Parse ``CODE`` or ``CODE=VALUE``."""
+    code, _, value = written.partition("=")
+    return code, value
 
 
 def _parse_counter(written: str) -> tuple[str, int]:
     """Parse ``NAME=N``."""
     name, _, number = written.partition("=")
     if not (number.isascii() and number.isdecimal()):
-        raise typer.BadParameter(f'"{written}" is no counter: write it as retired_pages=3.', param_hint="'--counter'")
+        raise typer.BadParameter(
+            f'"{written}" is not NAME=N; write a counter such as retired_pages=3.', param_hint="--counter"
+        )
     return name, int(number)
 
 
@@ -228,7 +247,10 @@ def clear(
         ),
     ] = None,
 ) -> None:
-    """Mend what sim fault broke. It does not touch the memory."""
+    """Clear injected faults.
+
+    The memory and the lifetime counters are not changed.
+    """
     from scrubber.adapters.sim import control
 
     control.clear_faults(directory, device, condition or None)
@@ -236,9 +258,10 @@ def clear(
 
 @app.command()
 def reboot(directory: DirOption) -> None:
-    """Let the node look as after a reboot. Nothing may serve it, and nobody may hold a device.
+    """Simulate a reboot of the node.
 
-    It has another boot then, its driver is loaded anew, and the memory is what it was.
+    The node gets another boot id, and its driver is loaded again; the memory keeps its contents. No service may serve the
+    node, and its devices must have no holders.
     """
     from scrubber.adapters.sim.reboot import reboot as act
 
@@ -252,27 +275,34 @@ def _tenant_flag(name: str, text: str, metavar: str | None = None, parser: Calla
 @app.command()
 def tenant(
     device: Annotated[
-        Path | None, _tenant_flag("device", "Path of the device; else the first dev/simgpu* here.", "PATH")
+        Path | None, _tenant_flag("device", "Path of the device. Default: the first dev/simgpu* below . or /.", "PATH")
     ] = None,
     resize: Annotated[int | None, _tenant_flag("resize", "Change the size of the device's file.", "SIZE", size)] = None,
-    read: Annotated[bool, _tenant_flag("read", "Say how many bytes are not zero, and the first text.")] = False,
+    read: Annotated[bool, _tenant_flag("read", "Print how many bytes are not zero, and the first text.")] = False,
     expect: Annotated[
         str | None,
-        _tenant_flag("expect", "Fail unless this text is all over the memory; after --write: at the end.", "TEXT"),
+        _tenant_flag("expect", "Fail unless this text fills the memory; with --write, checked at the end.", "TEXT"),
     ] = None,
-    write: Annotated[str | None, _tenant_flag("write", "Write this text all over the memory.", "TEXT")] = None,
-    in_flight: Annotated[bool, _tenant_flag("in-flight", "Hold it by a descriptor in flight only.")] = False,
-    mmap: Annotated[bool, _tenant_flag("mmap", "Hold it by a mapping only.")] = False,
+    write: Annotated[str | None, _tenant_flag("write", "Fill the memory with this text.", "TEXT")] = None,
+    in_flight: Annotated[
+        bool, _tenant_flag("in-flight", "Hold the device only by a descriptor in flight between sockets.")
+    ] = False,
+    mmap: Annotated[bool, _tenant_flag("mmap", "Hold the device only by a memory mapping.")] = False,
     leave_leftover: Annotated[
         bool, _tenant_flag("leave-leftover", "Leave a process behind that holds the device.")
     ] = False,
     ready_file: Annotated[
-        Path | None, _tenant_flag("ready-file", "Written once everything so far is done.", "PATH")
+        Path | None, _tenant_flag("ready-file", "File to write when everything up to here is done.", "PATH")
     ] = None,
-    hold: Annotated[str | None, _tenant_flag("hold", "Stay; SIGTERM ends it in good order.", "SECONDS|forever")] = None,
-    sigkill: Annotated[bool, _tenant_flag("sigkill", "End by SIGKILL.")] = False,
+    hold: Annotated[
+        str | None, _tenant_flag("hold", "Keep running for this time, or until SIGTERM.", "SECONDS|forever")
+    ] = None,
+    sigkill: Annotated[bool, _tenant_flag("sigkill", "Exit by SIGKILL.")] = False,
 ) -> None:
-    """Be an honest tenant. Do to a device what tenants do, and say what was seen, one JSON line each."""
+    """Act as a tenant: use a device as the programs of pods do.
+
+    Prints each result as a line of JSON. Exits with 1 if the memory does not match --expect.
+    """
     from scrubber.adapters.sim import tenant as program
 
     values = {
@@ -291,7 +321,7 @@ def tenant(
         "sigkill": sigkill,
     }
     argv = [f"--{name}={value}" for name, value in values.items() if value is not None]
-    argv += [f"--{name}" for name, wanted in switches.items() if wanted]
+    argv += [f"--{name}" for name, enabled in switches.items() if enabled]
     raise typer.Exit(program.main(argv))
 
 

@@ -15,7 +15,7 @@ __all__ = ["add_commands"]
 
 ServiceOption = Annotated[
     bool,
-    typer.Option("--service", help="Also query the running service's version and compare."),
+    typer.Option("--service", help="Also print the version of the running service, and compare."),
 ]
 
 
@@ -30,19 +30,19 @@ def version(
 ) -> None:
     """Print the version.
 
-    With --service it exits with 0 if the running service is of the same version, and with 1 if it is not or does not
-    answer: a service goes on with the version that it was started with until it is restarted.
+    With --service, exits with 0 if the running service has the same version, and with 1 if not or if it does not answer. A
+    service keeps the version that it was started with until it is restarted.
     """
     from platform import python_version
 
     from scrubber import __version__ as ours
 
-    theirs = _fetch_service_version(socket) if service else None
-    rows = [(ours,)] if theirs is None else [("this command", ours), ("the service", theirs)]
+    service_version = _fetch_service_version(socket) if service else None
+    rows = [(ours,)] if service_version is None else [("client", ours), ("service", service_version)]
     notes = []
-    if theirs is not None and theirs != ours:
-        notes.append(f"The service is of version {printable(theirs)}: restart it to have {ours} run.")
-    data = {"clientVersion": ours, "pythonVersion": python_version(), "serviceVersion": theirs}
+    if service_version is not None and service_version != ours:
+        notes.append(f"The service runs version {printable(service_version)}; restart it to run {ours}.")
+    data = {"clientVersion": ours, "pythonVersion": python_version(), "serviceVersion": service_version}
     print_result(CommandResult(data, [ours], (), rows, notes=notes, kind="Version"), output)
     raise typer.Exit(ExitCode.OK if not notes else ExitCode.FAILED)
 

@@ -60,7 +60,7 @@ def certificate_json(signed: pb.SignedCertificate, verdict: SignatureCheck | Non
 
 
 def certificate_status(signed: pb.SignedCertificate) -> str:
-    """Return the status in a few words: unused, void, or used and by which grant."""
+    """Return the status in a few words: unused, voided, or consumed and by which grant."""
     if signed.certificate.HasField("next_grant"):
         return f"consumed, grant {signed.certificate.next_grant}"
     return signed.status or "unknown"
@@ -78,7 +78,7 @@ def _claim_rows(certificate: Certificate) -> Iterator[tuple[str, str]]:
     yield ("scrub", certificate.scrub)
     if certificate.rests_on is not None:
         yield ("base certificate", certificate.rests_on)
-    yield ("after", f"grant {certificate.previous_grant}" if certificate.previous_grant else "no grant before it")
+    yield ("previous grant", str(certificate.previous_grant) if certificate.previous_grant else "none")
 
 
 def certificate_rows(signed: pb.SignedCertificate, verdict: SignatureCheck) -> Iterator[tuple[str, str]]:
@@ -90,13 +90,13 @@ def certificate_rows(signed: pb.SignedCertificate, verdict: SignatureCheck) -> I
     yield ("key", signed.certificate.key_id or "-")
     match verdict:
         case SignatureCheck.VALID:
-            yield ("signature", "valid, by the key that the service on this node has now")
+            yield ("signature", "valid: signed with the node's current key")
         case SignatureCheck.INVALID:
-            yield ("signature", "invalid: the node's key did not sign this")
+            yield ("signature", "invalid: not signed with the node's key")
         case SignatureCheck.OTHER_KEY:
             yield (
                 "signature",
-                "unknown: it names another key than the service has now; export it, and verify it with --key",
+                "unknown: it names a different key than the node's current one; export it and verify it with --key",
             )
 
 
@@ -104,7 +104,7 @@ def verdict_rows(verdict: SignatureVerdict) -> Iterator[tuple[str, str]]:
     """Yield a verdict as a list of properties, followed by the certificate if it is valid."""
     yield ("verdict", "invalid" if verdict.certificate is None else "valid")
     if verdict.certificate is None:
-        yield ("because", verdict.reason)
+        yield ("reason", verdict.reason)
     yield ("key", verdict.key_id)
     if verdict.certificate is not None:
         yield from _claim_rows(verdict.certificate)

@@ -1,6 +1,6 @@
-"""The device list: selection of devices, one row for each, and notes on exceptional states.
+"""The device list: which devices are selected, and a row for each.
 
-A row shows if its device is handed over despite its state, or used without a grant.
+A row shows if its device is advertised despite its state, or used without a grant.
 """
 
 from __future__ import annotations
@@ -9,14 +9,35 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from scrubber.cli.render.device_facts import cause_text, tenant_name
 from scrubber.cli.render.output import CommandResult, OutputColumn
-from scrubber.cli.tenancy import tenant_name
 from scrubber.domain.formatting import format_size, format_utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["device_list_result", "format_age", "select_devices"]
+__all__ = [
+    "device_list_result",
+    "format_age",
+    "select_devices",
+]
+
+_UNAUTHORIZED_USE = "unauthorized-use"
+
+_COLUMNS = (
+    OutputColumn("INDEX"),
+    OutputColumn("DEVICE", holds_ids=True),
+    OutputColumn("HYGIENE"),
+    OutputColumn("HEALTH", min_width=12),
+    OutputColumn("TENANT", min_width=8),
+    OutputColumn("CERTIFICATE"),
+    OutputColumn("CAUSE", min_width=8),
+    OutputColumn("MEMORY", wide=True),
+    OutputColumn("GRANTS", wide=True),
+    OutputColumn("POLICY", wide=True),
+    OutputColumn("MODEL", wide=True),
+    OutputColumn("MESSAGE", min_width=24, wide=True),
+)
 
 
 def select_devices(devices: Sequence[pb.Device], names: Sequence[str]) -> Sequence[pb.Device]:
@@ -46,32 +67,20 @@ def device_list_result(
     """
     from scrubber.cli.render import json_objects
 
-    usual = "" if info is None else info.policy
+    default_policy = "" if info is None else info.policy
     moment = time.time() if now is None else now
     return CommandResult(
         data=[json_objects.device(each) for each in devices],
         names=[each.id for each in devices],
-        header=(
-            OutputColumn("INDEX"),
-            OutputColumn("DEVICE", holds_ids=True),
-            OutputColumn("HYGIENE"),
-            OutputColumn("HEALTH", min_width=12),
-            OutputColumn("TENANT", min_width=14),
-            OutputColumn("CERTIFICATE"),
-            OutputColumn("MEMORY", drop_priority=1),
-            OutputColumn("GRANTS", drop_priority=2),
-            OutputColumn("POLICY", drop_priority=3),
-            OutputColumn("MODEL", drop_priority=4),
-            OutputColumn("CAUSE", min_width=32, can_move_below=True),
-        ),
-        rows=[_device_row(each, usual, moment) for each in devices],
+        header=_COLUMNS,
+        rows=[_device_row(each, default_policy, moment) for each in devices],
         empty_message="There are no devices on this node.",
         notes=[*_break_glass_notes(devices), *_breaker_notes(devices, info)],
         kind="Device",
     )
 
 
-def _device_row(device: pb.Device, usual: str, now: float) -> Sequence[str]:
+def _device_row(device: pb.Device, default_policy: str, now: float) -> Sequence[str]:
     return (
         device.index,
         device.id,
@@ -79,18 +88,19 @@ def _device_row(device: pb.Device, usual: str, now: float) -> Sequence[str]:
         _health_text(device),
         tenant_name(device) or "-",
         _certificate_age(device, now),
+        ", ".join(_cause_codes(device)) or "-",
         format_size(device.memory_bytes),
         str(device.grant_count),
-        device.policy if device.policy not in ("", usual) else "-",
+        device.policy if device.policy not in ("", default_policy) else "-",
         device.model or "-",
-        " ".join(_cause_texts(device)) or "-",
+        " ".join(_messages(device)) or "-",
     )
 
 
 def _health_text(device: pb.Device) -> str:
     """Return the health, with a remark if the device is out of service and still handed over."""
     out = device.state not in ("dirty", "scrubbing", "clean", "in-use")
-    health = device.health or (device.state if out else "-")
+    health = device.health or (device.state if out else "") or "-"
     return f"{health}, advertised" if out and device.advertised else health
 
 
@@ -108,13 +118,20 @@ def format_age(seconds: float) -> str:
     return f"{int(max(0.0, seconds))}s"
 
 
-def _cause_texts(device: pb.Device) -> Iterator[str]:
+def _cause_codes(device: pb.Device) -> Iterator[str]:
+    if device.HasField("cause"):
+        yield device.cause.code
+    if device.unauthorized_users and device.cause.code != _UNAUTHORIZED_USE:
+        yield _UNAUTHORIZED_USE
+
+
+def _messages(device: pb.Device) -> Iterator[str]:
     """Yield the device's problems, and the rules that allow what would otherwise be refused."""
     if device.HasField("cause"):
-        yield f"{device.cause.code}: {device.cause.message}"
+        yield cause_text(device.cause)
     yield from device.unauthorized_users
     if device.enforcement == "observe":
-        yield "Observed only: nothing is refused for it."
+        yield "Its policy only observes: no hand-over is refused."
     if device.HasField("break_glass"):
         yield f"Break-glass override until {format_utc(device.break_glass.expires_at)}."
 
@@ -123,9 +140,9 @@ def _break_glass_notes(found: Sequence[pb.Device]) -> Iterator[str]:
     for device in found:
         if device.HasField("break_glass"):
             yield (
-                f"Until {format_utc(device.break_glass.expires_at)} nothing is refused for device {device.index} ({device.id}): "
-                f"break-glass override by {device.break_glass.actor} ({device.break_glass.reason}). "
-                f"To end it now: scrubber break-glass {device.index} --end --reason …"
+                f"Device {device.index} ({device.id}) is handed over whatever its checks find until "
+                f"{format_utc(device.break_glass.expires_at)}: break-glass override by {device.break_glass.actor} "
+                f"({device.break_glass.reason}). To end it, run `scrubber break-glass {device.index} --end --reason …`."
             )
 
 
@@ -138,7 +155,7 @@ def _breaker_notes(found: Sequence[pb.Device], info: pb.ServiceInfo | None) -> I
         and not shown.isdisjoint(info.breaker.awaiting_reset_ids)
     ):
         again = (
-            f" The next one may be at {format_utc(info.breaker.resets_stopped_until)}."
+            f" The next reset is allowed at {format_utc(info.breaker.resets_stopped_until)}."
             if info.breaker.resets_stopped_until
             else ""
         )

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.cli.tenancy import current_tenancies, is_in_use, previous_tenancies
+from scrubber.cli.render.device_facts import current_tenancies, is_in_use, previous_tenancies
 from scrubber.domain.formatting import rfc3339
 
 __all__ = ["baseline", "certificate", "device", "history_entry", "parse_embedded_json", "scrub"]

@@ -1,4 +1,4 @@
-"""Writes results to standard output: as a table, JSON, YAML or bare names.
+"""Writes results to standard output, in the requested format, and messages to standard error.
 
 Every JSON and YAML document contains the version of its shape and its kind; ``docs/cli-json.md`` lists the keys of each
 kind. Text from a node's processes and pods may be hostile: only printable characters reach a terminal.
@@ -15,8 +15,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TextIO
 
-from scrubber.cli.render.table import OutputColumn, PaintText, table_lines
-from scrubber.cli.render.text_layout import wrap
+from scrubber.cli.render.table import (
+    OutputColumn,
+    TableSection,
+    printable,
+    table_lines,
+    terminal_width,
+    use_colour,
+    wrap,
+)
 
 __all__ = [
     "API_VERSION",
@@ -34,39 +41,23 @@ __all__ = [
     "print_result",
     "print_table",
     "printable",
-    "table_text",
-    "terminal_width",
-    "use_colour",
 ]
 
 API_VERSION = "cli.scrubber.dev/v1"
 """The version of every JSON and YAML document. It changes when a key is renamed, removed, or changes its meaning."""
 
-_STATUS_COLOURS = {
-    "32": "clean passed ok granted valid intact as-expected found",
-    "33": "scrubbing suspect probation recovering blocked abandoned warning refused under-way unknown",
-    "31": "failed quarantined error invalid broken differs replaced truncated",
-    "36": "in-use",
-    "1;31": "condemned",
-}
-_COLOURS = {word: colour for colour, words in _STATUS_COLOURS.items() for word in words.split()}
-
 
 class OutputFormat(StrEnum):
     TABLE = "table"
+    WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
     NAME = "name"
 
-
-@dataclass(frozen=True, slots=True)
-class TableSection:
-    """A table below the main table; ``empty_message`` replaces it when it has no rows."""
-
-    title: str
-    header: Sequence[str | OutputColumn]
-    rows: Sequence[Sequence[str]]
-    empty_message: str = "none"
+    @property
+    def is_table(self) -> bool:
+        """Whether the output is for people: a table, with notes on standard error."""
+        return self in (OutputFormat.TABLE, OutputFormat.WIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +70,8 @@ class CommandResult:
         header: the table's columns, or only their titles; empty for a list of properties.
         rows: the table's cells.
         empty_message: message in place of a table without rows.
-        sections: further tables, for the table format only.
-        notes: full sentences on standard error, for the table format.
+        sections: further tables, for the table formats only.
+        notes: full sentences on standard error, for the table formats only.
         kind: kind of ``data`` or of its items: "Device". Empty only where ``data`` is ``None``.
 
     Raises:
@@ -98,7 +89,13 @@ class CommandResult:
 
     def __post_init__(self) -> None:
         if self.data is not None and not self.kind:
-            raise ValueError("an answer with data is of a kind")
+            raise ValueError("a result with data needs a kind")
+
+    @property
+    def tables(self) -> Sequence[TableSection]:
+        """The main table and the sections below it."""
+        main = TableSection("", self.header, self.rows, empty_message="")
+        return (main, *self.sections) if self.header or self.rows else self.sections
 
 
 def document(data: Any, kind: str) -> dict[str, Any]:
@@ -114,14 +111,17 @@ def document(data: Any, kind: str) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": kind, **data}
 
 
-def print_result(result: CommandResult, output: OutputFormat) -> None:
+def print_result(result: CommandResult, output: OutputFormat, *, no_headers: bool = False) -> None:
     """Write ``result`` to standard output.
+
+    Args:
+        no_headers: omit the titles of a table's columns.
 
     Raises:
         OSError: it cannot be written; nothing more is tried.
     """
     with flushed_stdout():
-        _print_format(result, output)
+        _print_format(result, output, no_headers=no_headers)
 
 
 class ListDocument:
@@ -227,7 +227,7 @@ def _discard_output(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _print_format(answer: CommandResult, output: OutputFormat) -> None:
+def _print_format(answer: CommandResult, output: OutputFormat, *, no_headers: bool) -> None:
     match output:
         case OutputFormat.JSON:
             import json
@@ -240,16 +240,22 @@ def _print_format(answer: CommandResult, output: OutputFormat) -> None:
         case OutputFormat.NAME:
             for name in answer.names:
                 print(printable(name))
-        case OutputFormat.TABLE:
-            print_table(answer, sys.stdout)
+        case OutputFormat.TABLE | OutputFormat.WIDE:
+            print_table(answer, sys.stdout, wide=output is OutputFormat.WIDE, no_headers=no_headers)
 
 
-def print_table(result: CommandResult, stream: TextIO) -> None:
-    """Write ``result`` as a table to ``stream``, and its notes to standard error."""
+def print_table(result: CommandResult, stream: TextIO, *, wide: bool = False, no_headers: bool = False) -> None:
+    """Write ``result`` as a table to ``stream``, and its notes to standard error.
+
+    Args:
+        wide: with the columns of the output format ``wide``.
+        no_headers: omit the titles of the columns.
+    """
     if not result.rows and not result.sections and result.empty_message:
         print_message(result.empty_message)
     else:
-        for line in table_text(result, terminal_width(stream), colours=use_colour(stream)):
+        width, colours = terminal_width(stream), use_colour(stream)
+        for line in table_lines(result.tables, width, wide=wide, headers=not no_headers, colours=colours):
             print(line, file=stream)
     for each in result.notes:
         print_note(each)
@@ -280,59 +286,3 @@ def print_message(text: str, prefix: str = "") -> None:
     except OSError:
         # There is no other place to report this; the result and the exit code are unaffected.
         _discard_output(stream)
-
-
-def printable(text: str) -> str:
-    """Return ``text`` with every non-printable character replaced."""
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-
-
-def terminal_width(stream: TextIO | None) -> int | None:
-    """Return the width of ``stream`` in cells; ``None`` if it is no terminal, where nothing is truncated or wrapped."""
-    if stream is None or not stream.isatty():
-        return None
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):
-        columns = 0
-    written = os.environ.get("COLUMNS", "")
-    return columns or (int(written) if written.isdecimal() else 0) or 80
-
-
-def table_text(result: CommandResult, width: int | None, *, colours: bool) -> list[str]:
-    """Return the lines of ``result`` in the table format: its table, and its sections below.
-
-    Args:
-        width: cells of a line; ``None`` means unlimited.
-    """
-    paint = _colour_by_status if colours else _no_colour
-    lines = _lines(result.header, result.rows, width, paint)
-    for section in result.sections:
-        if lines:
-            lines.append("")
-        title = printable(section.title)
-        titles = [title] if width is None else wrap(title, width)
-        lines += [f"\x1b[1m{each}\x1b[0m" if colours else each for each in titles]
-        lines += _lines(section.header, section.rows, width, paint) if section.rows else [section.empty_message]
-    return lines
-
-
-def use_colour(stream: TextIO) -> bool:
-    """Return whether ``stream`` is a terminal for which colours are not disabled."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _lines(
-    header: Sequence[str | OutputColumn], rows: Sequence[Sequence[str]], width: int | None, paint: PaintText
-) -> list[str]:
-    return table_lines(header, [[printable(cell) for cell in row] for row in rows], width, paint)
-
-
-def _colour_by_status(cell: str, text: str) -> str:
-    """Return ``text`` in the colour of the first word of its cell: "quarantined, offered"."""
-    colour = _COLOURS.get(cell.partition(",")[0])
-    return text if colour is None or not text else f"\x1b[{colour}m{text}\x1b[0m"
-
-
-def _no_colour(_: str, text: str) -> str:
-    return text

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from scrubber.cli.exit_codes import ExitCode, exit_code_for, worst_exit_code
-from scrubber.cli.render.cause_text import OUT_OF_SERVICE, cause_text, out_of_service_text, recovery_text
+from scrubber.cli.render.device_facts import OUT_OF_SERVICE, cause_text, out_of_service_text, recovery_text
 from scrubber.cli.render.output import (
     CommandResult,
     OutputColumn,
@@ -53,19 +53,19 @@ def exit_code(follow_result: FollowResult, operation: str) -> ExitCode:
     """
     if follow_result.end is FollowEnd.INTERRUPTED:
         return ExitCode.INTERRUPTED
-    return worst_exit_code(_target_exit_code(course, follow_result.end, operation) for course in follow_result.statuses)
+    return worst_exit_code(_target_exit_code(status, follow_result.end, operation) for status in follow_result.statuses)
 
 
-def _target_exit_code(course: TargetStatus, ended: FollowEnd, doing: str) -> ExitCode:
-    if course.error is not None:
-        return exit_code_for(course.error)
-    match outcome_word(course):
+def _target_exit_code(status: TargetStatus, end: FollowEnd, operation: str) -> ExitCode:
+    if status.error is not None:
+        return exit_code_for(status.error)
+    match outcome_word(status):
         case "passed":
-            return ExitCode.FAILED if _ineffective_reset_text(course, doing) else ExitCode.OK
+            return ExitCode.FAILED if _ineffective_reset_text(status, operation) else ExitCode.OK
         case "blocked":
             return ExitCode.REFUSED
         case "under-way":
-            return ExitCode.TIMED_OUT if ended is FollowEnd.TIMED_OUT else ExitCode.OK
+            return ExitCode.TIMED_OUT if end is FollowEnd.TIMED_OUT else ExitCode.OK
         case _:
             return ExitCode.FAILED
 
@@ -76,7 +76,7 @@ def _is_proved(result: pb.ScrubResult) -> bool:
 
 
 def report_and_exit(
-    follow_result: FollowResult, operation: str, output: OutputFormat, *, single: bool, waited: bool
+    follow_result: FollowResult, operation: str, output: OutputFormat, *, single: bool, waited: bool, no_headers: bool
 ) -> NoReturn:
     """Report the results, and exit.
 
@@ -84,95 +84,96 @@ def report_and_exit(
         operation: "scrub" or "reset".
         single: the command named one device, so that the data is one object; else a list.
         waited: whether the command waited for the end; if not, only the start can be reported.
+        no_headers: omit the titles of the table's columns.
 
     Raises:
         ScrubberError: why nothing was done to a single device, or to any.
         typer.Exit: in all other cases, with the exit code.
     """
-    courses = follow_result.statuses
-    if courses and courses[0].error is not None and (single or _has_same_error(courses)):
-        raise courses[0].error
+    statuses = follow_result.statuses
+    if statuses and statuses[0].error is not None and (single or _has_same_error(statuses)):
+        raise statuses[0].error
     if follow_result.end is not FollowEnd.COMPLETED:
-        for course in courses:
-            if course.result is None and course.error is None:
+        for status in statuses:
+            if status.result is None and status.error is None:
                 print_message(
-                    still_running_text(course, operation),
+                    still_running_text(status, operation),
                     "Note: " if follow_result.end is FollowEnd.INTERRUPTED else "Error: ",
                 )
-    if not single or courses[0].result is not None or (_has_begun(courses[0]) and not waited):
-        print_result(_summary(courses, follow_result.end, operation, single=single), output)
-    for course in courses:
-        if message := _ineffective_reset_text(course, operation):
+    if not single or statuses[0].result is not None or (_has_begun(statuses[0]) and not waited):
+        print_result(_summary(statuses, follow_result.end, operation, single=single), output, no_headers=no_headers)
+    for status in statuses:
+        if message := _ineffective_reset_text(status, operation):
             print_error(message)
     raise typer.Exit(exit_code(follow_result, operation))
 
 
-def _has_same_error(courses: Sequence[TargetStatus]) -> bool:
+def _has_same_error(statuses: Sequence[TargetStatus]) -> bool:
     """Return whether the service, not a single device, is the reason why none of them started."""
-    alike = len({str(course.error) for course in courses}) == 1 and not any(map(_has_begun, courses))
-    return alike and (len(courses) > 1 or isinstance(courses[0].error, Unavailable | PermissionDenied))
+    same = len({str(status.error) for status in statuses}) == 1 and not any(map(_has_begun, statuses))
+    return same and (len(statuses) > 1 or isinstance(statuses[0].error, Unavailable | PermissionDenied))
 
 
-def _has_begun(course: TargetStatus) -> bool:
-    return course.progress is not None or course.result is not None
+def _has_begun(status: TargetStatus) -> bool:
+    return status.progress is not None or status.result is not None
 
 
-def _summary(courses: Sequence[TargetStatus], ended: FollowEnd, doing: str, *, single: bool) -> CommandResult:
+def _summary(statuses: Sequence[TargetStatus], end: FollowEnd, operation: str, *, single: bool) -> CommandResult:
     """Return a row for each device, and all properties of a single one."""
     # A message has already reported the devices that are still in progress.
-    told = [course for course in courses if ended is FollowEnd.COMPLETED or course.result or course.error]
-    data = [_data(course) for course in courses]
-    alone = courses[0].result if single else None
+    reported = [status for status in statuses if end is FollowEnd.COMPLETED or status.result or status.error]
+    data = [_data(status) for status in statuses]
+    alone = statuses[0].result if single else None
     return CommandResult(
         data=data[0] if single else data,
-        names=[name for course in courses if (name := _scrub(course))],
+        names=[name for status in statuses if (name := _scrub(status))],
         header=(
             OutputColumn("INDEX"),
             OutputColumn("DEVICE", holds_ids=True),
             OutputColumn("OUTCOME"),
-            OutputColumn("TOOK", drop_priority=1),
-            OutputColumn("FOUND", min_width=20, can_move_below=True),
-            OutputColumn("CERTIFICATE", drop_priority=2, holds_ids=True),
+            OutputColumn("DURATION"),
+            OutputColumn("DETAILS", min_width=20),
+            OutputColumn("CERTIFICATE", holds_ids=True, wide=True),
         ),
-        rows=[_target_row(course) for course in told],
-        empty_message="None of them has ended yet." if courses else "No device is idle.",
-        sections=() if alone is None else [TableSection("The scrub", (), list(_properties(alone)))],
+        rows=[_target_row(status) for status in reported],
+        empty_message="No scrub has finished yet." if statuses else "No device is idle.",
+        sections=() if alone is None else [TableSection("Scrub", (), list(_properties(alone)))],
         notes=[
             message
-            for course in courses
-            for message in (_unexplained_note(course), _out_of_service_note(course, doing))
+            for status in statuses
+            for message in (_unexplained_note(status), _out_of_service_note(status, operation))
             if message
         ],
         kind="ScrubResult",
     )
 
 
-def _unexplained_note(course: TargetStatus) -> str:
+def _unexplained_note(status: TargetStatus) -> str:
     """Return what an operator must investigate although the device is clean now; empty for nothing."""
-    if course.result is None or not course.result.unexplained_residue:
+    if status.result is None or not status.result.unexplained_residue:
         return ""
-    called = _device_index(course) or course.device_id
+    name = _device_index(status) or status.device_id
     return (
-        f"Device {called}: {course.result.unexplained_residue} It is looked into as docs/runbooks/ScrubberResidueAfterCertificate.md "
-        f"says; scrubber history --device {called} --event residue.unexplained shows each time."
+        f"Device {name}: {status.result.unexplained_residue} Follow docs/runbooks/ScrubberResidueAfterCertificate.md; run "
+        f"`scrubber history --device {name} --event residue.unexplained` to list every case."
     )
 
 
-def _out_of_service_note(course: TargetStatus, doing: str) -> str:
+def _out_of_service_note(status: TargetStatus, operation: str) -> str:
     """Return why the device is not handed over after its scrub; empty if it is, or if an error reports it."""
-    result = course.result
-    if result is None or not result.HasField("device") or _ineffective_reset_text(course, doing):
+    result = status.result
+    if result is None or not result.HasField("device") or _ineffective_reset_text(status, operation):
         return ""
     return out_of_service_text(result.device)
 
 
-def _ineffective_reset_text(course: TargetStatus, doing: str) -> str:
+def _ineffective_reset_text(status: TargetStatus, operation: str) -> str:
     """Return why a reset that passed did not return the device to service, and what does; empty in all other cases."""
-    result = course.result
+    result = status.result
     if (
-        doing != "reset"
+        operation != "reset"
         or result is None
-        or outcome_word(course) != "passed"
+        or outcome_word(status) != "passed"
         or result.device.health not in OUT_OF_SERVICE
     ):
         return ""
@@ -182,71 +183,71 @@ def _ineffective_reset_text(course: TargetStatus, doing: str) -> str:
         if device.HasField("cause")
         else f"Its state is {device.state}."
     )
-    return f"Device {device.index or device.id} was reset and proved clean, and is still {device.health}: {why}"
+    return f"Device {device.index or device.id} was reset and proved clean, but is still {device.health}: {why}"
 
 
-def _data(course: TargetStatus) -> dict[str, Any]:
+def _data(status: TargetStatus) -> dict[str, Any]:
     from scrubber.api import scrubber_pb2 as pb
     from scrubber.cli.render import json_objects
 
-    result, progress = course.result, course.progress
+    result, progress = status.result, status.progress
     scrub = None if result is None else json_objects.scrub(result.scrub)
     if scrub is None and progress is not None:
         scrub = json_objects.scrub(pb.Scrub(id=progress.scrub_id, device_id=progress.device_id))
     certified = result is not None and result.HasField("certificate")
     described = result is not None and result.HasField("device")
     return {
-        "target": course.device_id,
+        "target": status.device_id,
         "scrub": scrub,
         "certificate": json_objects.certificate(result.certificate) if result is not None and certified else None,
         "device": json_objects.device(result.device) if result is not None and described else None,
         "unexplainedResidue": (result.unexplained_residue or None) if result is not None else None,
-        "error": None if course.error is None else {"code": course.error.code, "message": str(course.error)},
+        "error": None if status.error is None else {"code": status.error.code, "message": str(status.error)},
     }
 
 
-def _scrub(course: TargetStatus) -> str:
-    if course.result is not None:
-        return course.result.scrub.id
-    return "" if course.progress is None else course.progress.scrub_id
+def _scrub(status: TargetStatus) -> str:
+    if status.result is not None:
+        return status.result.scrub.id
+    return "" if status.progress is None else status.progress.scrub_id
 
 
-def _target_row(course: TargetStatus) -> Sequence[str]:
-    result = course.result
+def _target_row(status: TargetStatus) -> Sequence[str]:
+    result = status.result
     return (
-        _device_index(course) or "-",
-        course.device_id,
-        outcome_word(course),
+        _device_index(status) or "-",
+        status.device_id,
+        outcome_word(status),
         "-" if result is None else _duration_text(result.scrub),
-        _finding_text(course),
+        _finding_text(status),
         result.certificate.id if result is not None and result.HasField("certificate") else "-",
     )
 
 
-def _device_index(course: TargetStatus) -> str:
-    if course.result is not None and course.result.HasField("device"):
-        return course.result.device.index
+def _device_index(status: TargetStatus) -> str:
+    if status.result is not None and status.result.HasField("device"):
+        return status.result.device.index
     # A device is called by its index, unless the requested name is a prefix of its id.
-    called = "" if course.device_id.startswith(course.target.requested_name) else course.target.requested_name
-    return course.target.index or called
+    name = "" if status.device_id.startswith(status.target.requested_name) else status.target.requested_name
+    return status.target.index or name
 
 
 def _duration_text(scrub: pb.Scrub) -> str:
     return f"{max(0.0, scrub.finished_at - scrub.started_at):.1f} s" if scrub.finished_at else "-"
 
 
-def _finding_text(course: TargetStatus) -> str:
-    if course.error is not None:
-        return str(course.error)
-    if course.result is None:
-        said = "nothing was heard of it"
-        if course.progress is not None:
-            said = f"scrub {course.progress.scrub_id} {'was joined' if course.progress.joined else 'began'} and goes on"
-        return said
-    scrub = course.result.scrub
+def _finding_text(status: TargetStatus) -> str:
+    if status.error is not None:
+        return str(status.error)
+    if status.result is None:
+        if status.progress is None:
+            return "no status received"
+        begin = "joined" if status.progress.joined else "started"
+        return f"{begin} scrub {status.progress.scrub_id}, which continues"
+    scrub = status.result.scrub
     if scrub.outcome == "passed":
         return _cleared_text(scrub)
-    return _worst_finding(scrub) or f"scrub {scrub.id} came to no verdict"
+    return _worst_finding(scrub) or f"scrub {scrub.id} has no verdict"
 
 
 def _cleared_text(scrub: pb.Scrub) -> str:
@@ -316,15 +317,15 @@ def still_running_text(status: TargetStatus, operation: str) -> str:
     Args:
         operation: "scrub" or "reset".
     """
-    short = _device_index(status) or status.device_id
+    name = _device_index(status) or status.device_id
     if status.progress is None:
-        doubt = "reset" if operation == "reset" else "scrubbed"
+        action = "reset" if operation == "reset" else "scrubbed"
         return (
-            f"The service said nothing about device {status.target} in time; "
-            f"scrubber device {short} shows whether it is being {doubt}."
+            f"The service has not reported on device {status.target} yet. Run `scrubber device {name}` to see whether it is "
+            f"being {action}."
         )
     # A scrub that belongs to a reset can be joined like any other; repeating the reset would be refused.
     return (
-        f"The {operation} {status.progress.scrub_id} of device {status.device_id} goes on; scrubber scrub {short} joins it, "
-        f"scrubber device {short} shows how it ends."
+        f"The {operation} {status.progress.scrub_id} of device {status.device_id} continues. Run `scrubber scrub {name}` to "
+        f"wait for it, or `scrubber device {name}` to see its result."
     )

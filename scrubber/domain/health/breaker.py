@@ -92,16 +92,18 @@ def breaker_state(
         last = spent - rule.max_resets
         until = (times[last] if last < len(times) else now) + rule.window
         resets = (
-            f"Recoveries reset devices of this node {spent} times within {format_duration(rule.window)}, and the policy allows "
-            f"{rule.max_resets}: devices that need a reset stay out of service until one is allowed again."
+            f"Recoveries reset devices of this node {spent} times within {format_duration(rule.window)}; "
+            f"the policy allows {rule.max_resets}. Devices that need a reset stay out of service until "
+            "another reset is allowed."
         )
     out = pending_soft_quarantines + sum(is_out_for_soft_signal(record, table) for record in records)
     most = max(1, len(records) * rule.max_soft_percent // 100)
     soft = ""
     if out >= most and records:
         soft = (
-            f"{out} of {len(records)} devices are out of service for soft signals, and the policy allows {most}: others "
-            "that show such a signal stay suspect. Look for a cause that they share, such as cooling or power."
+            f"{out} of {len(records)} devices are out of service for soft signals; the policy allows "
+            f"{most}. Other devices with such a signal stay suspect. Look for a common cause, such as "
+            "cooling or power."
         )
     waiting = (
         record.device for record in records if _is_to_recover(record, now) and (record.must_reset or resets_required)

@@ -32,7 +32,7 @@ def _cause(finding: Finding, policy: Policy, now: float) -> Cause:
     return Cause(finding.code, finding.message, recovery_method(finding.code, policy), now)
 
 
-_RESTING_NOTE = "it rests until a day has passed."
+_RESTING_NOTE = "recovery resumes 24 hours after the first of them."
 
 
 # See docs/decisions/0028-recovery-and-probation.md.
@@ -46,7 +46,7 @@ def apply_attempt_limits(record: DeviceRecord, policy: Policy, now: float) -> De
         return record
     waits = cause.recovery_method is RecoveryMethod.WAIT
     if record.failures >= policy.recovery.max_attempts and not waits:
-        return _condemned(record, cause, f"{record.failures} attempts to recover it failed", now)
+        return _condemned(record, cause, f"{record.failures} recovery attempts failed", now)
     attempts = [
         each
         for each in entries_of_last_day(record.recovery_attempts, now, after=record.limits_count_from)
@@ -68,17 +68,17 @@ def apply_attempt_limits(record: DeviceRecord, policy: Policy, now: float) -> De
         return _condemned(record, cause, used_up, now)
     # If the faults occur only under one tenant, and the device works without that tenant, it must not require an
     # operator.
-    who = ", each time while the same tenant had it" if one_tenants else ""
-    told = cause.message.endswith(_RESTING_NOTE)
-    message = cause.message if told else f"{cause.message} {used_up}{who}; {_RESTING_NOTE}"
+    who = ", each time while it was assigned to the same tenant" if one_tenants else ""
+    noted = cause.message.endswith(_RESTING_NOTE)
+    message = cause.message if noted else f"{cause.message} {used_up}{who}; {_RESTING_NOTE}"
     rest = max(record.retry_at or now, oldest + DAY)
     return replace(record, cause=replace(cause, message=message), retry_at=rest)
 
 
 def _condemned(record: DeviceRecord, cause: Cause, reason: str, now: float) -> DeviceRecord:
     first = next((each.code for each in reversed(record.recent_quarantines)), cause.code)
-    taken = f" It had been taken out for {first}." if first != cause.code else ""
-    message = f"{cause.message}{taken} {reason}; a person has to look at it."
+    taken = f" It was quarantined for {first}." if first != cause.code else ""
+    message = f"{cause.message}{taken} {reason}; an operator must inspect it."
     return record.after_condemnation(Cause(cause.code, message, RecoveryMethod.OPERATOR, now))
 
 

@@ -105,19 +105,19 @@ _CLASSIFICATIONS: Mapping[str, Classification] = {
 
 ERROR_CLASSES: Mapping[ErrorClass, Classification] = {
     ErrorClass.IGNORE: Classification(_NOTE, _OPERATOR, "is informational"),
-    ErrorClass.APPLICATION: Classification(_NOTE, _OPERATOR, "is the application's own fault"),
-    ErrorClass.RESET: Classification(_FAULT, _RESET, "asks for a reset of the GPU"),
-    ErrorClass.REBOOT: Classification(_FAULT, _REBOOT, "asks for a reboot of the node"),
-    ErrorClass.CONTEXT: Classification(_WARNING, _OPERATOR, "depends on its context"),
-    ErrorClass.REPAIR: Classification(_FAULT, _OPERATOR, "asks for hardware service"),
-    ErrorClass.UNKNOWN: Classification(_WARNING, _OPERATOR, "is in no table"),
+    ErrorClass.APPLICATION: Classification(_NOTE, _OPERATOR, "is caused by the application"),
+    ErrorClass.RESET: Classification(_FAULT, _RESET, "requires a GPU reset"),
+    ErrorClass.REBOOT: Classification(_FAULT, _REBOOT, "requires a reboot of the node"),
+    ErrorClass.CONTEXT: Classification(_WARNING, _OPERATOR, "depends on the context"),
+    ErrorClass.REPAIR: Classification(_FAULT, _OPERATOR, "requires hardware service"),
+    ErrorClass.UNKNOWN: Classification(_WARNING, _OPERATOR, "is not in the table of error codes"),
 }
 """The meaning of an error code by its class.
 
 An error that only warns is an event: it makes the device suspect when it is new.
 """
 
-UNKNOWN_CONDITION = Classification(_WARNING, _OPERATOR, "this condition is in no table")
+UNKNOWN_CONDITION = Classification(_WARNING, _OPERATOR, "the condition is unknown")
 """The classification of a condition that a driver reports and no table contains."""
 
 

@@ -59,14 +59,14 @@ def snapshot_findings(
         found.append(_found("ecc-uncorrected", message, {"errors": snapshot.ecc_uncorrected}))
     if snapshot.recovery_action not in (None, "none"):
         found.append(
-            _found(_recovery_code(str(snapshot.recovery_action)), f"The driver asks for: {snapshot.recovery_action}.")
+            _found(_recovery_code(str(snapshot.recovery_action)), f"The driver requests: {snapshot.recovery_action}.")
         )
     found += [
         _condition(policy.signals, code, read, normal.get(code)) for code, read in sorted(snapshot.conditions.items())
     ]
     heat = snapshot.temperature_celsius
     if heat is not None and heat > policy.limits.max_temperature_celsius:
-        message = f"{heat} °C is above the policy's {policy.limits.max_temperature_celsius} °C."
+        message = f"{heat} °C is above the policy's limit of {policy.limits.max_temperature_celsius} °C."
         found.append(_found("too-hot", message, {"celsius": heat}))
     return tuple(found)
 
@@ -85,13 +85,13 @@ def _error(code: int, times: int, snapshot: Snapshot, policy: Policy, known: Map
     name = errors.format(code)
     severity, before = ERROR_CLASSES[kind].severity, known.get(name, 0)
     new = times - before if times >= before else times
-    said = f"{errors.name} {code} stands: it {ERROR_CLASSES[kind].message}"
+    text = f"{errors.name} {code} was reported: it {ERROR_CLASSES[kind].message}"
     if severity is Severity.WARNING and not new:
-        severity, said = Severity.NOTE, f"{said}, and was not seen again"
+        severity, text = Severity.NOTE, f"{text}, and has not recurred"
     if snapshot.recovery_action is not None and (kind is ErrorClass.CONTEXT or snapshot.recovery_action != "none"):
-        severity, said = Severity.NOTE, f"{said}, and the driver itself asks for: {snapshot.recovery_action}"
+        severity, text = Severity.NOTE, f"{text}; the driver requests: {snapshot.recovery_action}"
     note = policy.error_notes.get(code)
-    message = f"{said} ({note})." if note else f"{said}."
+    message = f"{text} ({note})." if note else f"{text}."
     evidence: Evidence = {errors.prefix: code, "class": kind.value, "count": times, "new": new}
     return Finding(Step.HEALTH, name, severity, message, evidence)
 
@@ -108,10 +108,16 @@ def _recovery_code(recovery: str) -> str:
 
 def _condition(table: SignalTable, code: str, read: str, normal: str | None) -> Finding:
     meaning = table.classify(code)
-    said = f"{code} ({read})" if read else code
-    message = f"{said}: {meaning.message or UNKNOWN_CONDITION.message}."
+    text = f"{code} ({read})" if read else code
+    message = f"{text}: {meaning.message or UNKNOWN_CONDITION.message}."
     if read == normal and meaning.acceptable:
-        return Finding(Step.HEALTH, code, Severity.NOTE, f"{message} A person called that normal here.", {"read": read})
+        return Finding(
+            Step.HEALTH,
+            code,
+            Severity.NOTE,
+            f"{message} An operator accepted this as normal for the device.",
+            {"read": read},
+        )
     return Finding(Step.HEALTH, code, meaning.severity, message, {"read": read})
 
 
@@ -120,8 +126,11 @@ def baseline_findings(device: Device, baseline: Baseline | None) -> tuple[Findin
     changed = baseline_differences(device, baseline)
     if not changed:
         return ()
-    said = "; ".join(str(each) for each in changed)
-    message = f"It is not what it was: {said}. If that is right: scrubber baseline accept DEVICE --reason …"
+    changes = "; ".join(str(each) for each in changed)
+    message = (
+        f"The device differs from its baseline: {changes}. If the change is intended, run: scrubber baseline "
+        "accept DEVICE --reason …"
+    )
     return (_found("baseline-mismatch", message, {"changed": " ".join(each.name for each in changed)}),)
 
 
@@ -139,7 +148,7 @@ def lifetime_findings(snapshot: Snapshot, known_counters: Mapping[str, int]) -> 
             continue
         code = f"lifetime-{name.replace('_', '-')}"
         errors, grown = COMMON_SIGNALS.classify(code).message, before is not None and now > before
-        more = f"{now - (before or 0)} more {errors} than were on record ({now})" if grown else f"{now} {errors} so far"
+        more = f"{now - (before or 0)} new {errors} ({now} in total)" if grown else f"{now} {errors} in total"
         kind = COMMON_SIGNALS.classify(code).severity if grown else Severity.NOTE
         evidence: Evidence = {"counter": name, "value": now}
         if grown:
@@ -159,13 +168,13 @@ def expected_settings(snapshot: Snapshot, policy: Policy) -> dict[str, str]:
 
     Never the values found at first start: that would legitimize a tenant's change.
     """
-    wanted = dict(snapshot.defaults)
-    wanted.update({name: value for name, value in policy.settings.items() if name in snapshot.settings})
-    return wanted
+    expected = dict(snapshot.defaults)
+    expected.update({name: value for name, value in policy.settings.items() if name in snapshot.settings})
+    return expected
 
 
 def settings_differences(snapshot: Snapshot, policy: Policy) -> dict[str, tuple[str | None, str]]:
     """Return the settings that differ from the expected values: name → (found, expected)."""
-    wanted = expected_settings(snapshot, policy)
+    expected = expected_settings(snapshot, policy)
     found = snapshot.settings
-    return {name: (found.get(name), value) for name, value in wanted.items() if found.get(name) != value}
+    return {name: (found.get(name), value) for name, value in expected.items() if found.get(name) != value}

@@ -125,9 +125,11 @@ class DeviceController:
     def _is_still_given(self) -> bool:
         """Whether the kubelet still assigns the device to a granted pod, as far as known; if not, it would offer it."""
         reading = self.pods.reading
-        having = {each.pod for each in reading.all_assignments(self.id)}
+        assigned_pods = {each.pod for each in reading.all_assignments(self.id)}
         unsure = reading.trust is not Trust.TRUSTED
-        return any(grant.pod is not None and (unsure or grant.pod in having) for grant in self.state.record.open_grants)
+        return any(
+            grant.pod is not None and (unsure or grant.pod in assigned_pods) for grant in self.state.record.open_grants
+        )
 
     @property
     def refuses_allocation(self) -> bool:

@@ -196,8 +196,9 @@ class DeviceHealth:
         if count < least or count % least:
             return changed
         message = (
-            f"Devices of this node were taken out of service {count} times within a day while {tenant} had them. Look at what "
-            "its pods do; to keep them off the node is the scheduler's to do (a taint, a quota)."
+            f"Devices of this node were quarantined {count} times within a day while they were assigned to "
+            f"{tenant}. Check what its pods do; to keep them off the node, use the scheduler (a taint, a "
+            "quota)."
         )
         fields: dict[str, str | int | float | bool | None] = {"tenant": tenant, "quarantines": count}
         fields["message"] = message
@@ -209,10 +210,10 @@ class DeviceHealth:
         async with self._state.lock:
             now = self._dependencies.clock.wall()
             before = self._state.record.cause if self._state.record.quarantined_by_operator else None
-            said = reason if before is None else f"{reason} (and before, by {before.actor}: {before.message})"
-            cause = Cause(OPERATOR_CAUSE, said[:_LONGEST_REASON], RecoveryMethod.OPERATOR, now, actor)
+            message = reason if before is None else f"{reason} (previously, by {before.actor}: {before.message})"
+            cause = Cause(OPERATOR_CAUSE, message[:_LONGEST_REASON], RecoveryMethod.OPERATOR, now, actor)
             event = Event("operator.quarantined", now, self._state.id, actor=actor, fields={"reason": reason})
-            ended = self._break_glass_ended("A person took the device out of service.", now, actor)
+            ended = self._break_glass_ended("An operator quarantined the device.", now, actor)
             change = LedgerChange(events=(event,) if self._state.record.break_glass is None else (event, ended))
             await self._state.commit(change, self._state.record.after_operator_quarantine(cause))
 
@@ -269,19 +270,19 @@ class DeviceHealth:
             now, record = self._dependencies.clock.wall(), self._state.record
             if seconds == 0:
                 if record.break_glass is None:
-                    raise InvalidRequest(f"Device {self._state.id} has no broken glass to mend.")
-                event = self._break_glass_ended(f"Ended by a person: {reason}", now, actor)
+                    raise InvalidRequest(f"Device {self._state.id} has no active break-glass override to end.")
+                event = self._break_glass_ended(f"Ended by an operator: {reason}", now, actor)
                 await self._state.commit(LedgerChange(events=(event,)), record.without_break_glass())
                 return
             longest = self._state.policy.limits.break_glass
             if seconds > longest:
                 raise Refused(
-                    f"The policy lets a person break the glass of a device for {format_duration(longest)} at most, not {format_duration(seconds)} "
-                    "(limits: break-glass)."
+                    f"The policy allows a break-glass override of at most {format_duration(longest)}, not "
+                    f"{format_duration(seconds)} (limits.breakGlass)."
                 )
             if record.quarantined_by_operator:
                 raise Refused(
-                    f"Device {self._state.id} was taken out by {record.cause.actor if record.cause else 'a person'}: release "
+                    f"Device {self._state.id} was quarantined by {record.cause.actor if record.cause else 'an operator'}: release "
                     "it first (scrubber unquarantine)."
                 )
             fields: dict[str, str | int | float | bool | None] = {"reason": reason, "duration_seconds": seconds}
@@ -299,7 +300,7 @@ class DeviceHealth:
         async with self._state.lock:
             if self._state.record.break_glass == glass:
                 now = self._dependencies.clock.wall()
-                event = self._break_glass_ended(f"The time that {glass.actor} asked for is over.", now, "service")
+                event = self._break_glass_ended(f"The override requested by {glass.actor} has expired.", now, "service")
                 await self._state.commit(LedgerChange(events=(event,)), self._state.record.without_break_glass())
 
     def _break_glass_ended(self, message: str, now: float, actor: str) -> Event:

@@ -252,7 +252,10 @@ class Occupancy:
         if not self._state.record.exclusive_use and self._state.record.hygiene is not Hygiene.CLEAN:
             self.coverage.reset()
             return False
-        message = f"Nobody looked for over {MAX_WATCH_GAP:g} s, or what was seen could not be recorded; somebody may have used it."
+        message = (
+            f"The device was not watched for over {MAX_WATCH_GAP:g} s, or what was observed could not be "
+            "recorded; another process may have used it."
+        )
         fields = {"reason": "watch-gap", "message": message}
         event = Event("certificate.voided", self._dependencies.clock.wall(), self._state.id, fields=fields)
         await self.void_for_unauthorized_use(event, observed=False)

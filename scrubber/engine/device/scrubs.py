@@ -24,7 +24,8 @@ from scrubber.domain.statement import sign_certificate
 from scrubber.domain.states import Health, Hygiene
 from scrubber.engine import events, refusals, scrub
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.device.backoff import Backoff, was_disturbed
+from scrubber.engine.device.backoff import Backoff
+from scrubber.engine.device.disturbances import was_disturbed
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.occupancy import Occupancy
 from scrubber.engine.device.reset_gate import ResetGate
@@ -245,7 +246,7 @@ class Scrubs:
             if result.outcome is Outcome.PASSED and self._occupancy.coverage.was_stalled_since(began):
                 # What followed the eraser is unknown: it may have been gone for as long as the service was stalled.
                 result = ScrubResult(Outcome.BLOCKED, result.steps)
-            looked = self._dependencies.clock.monotonic()
+            checked_at = self._dependencies.clock.monotonic()
             dependencies, policy, now = self._dependencies, context.policy, self._dependencies.clock.wall()
             finished = replace(job.record, ended=now, outcome=result.outcome, steps=result.steps)
             certificate: Certificate | None = None
@@ -285,7 +286,7 @@ class Scrubs:
             certificates = () if certificate is None else (certificate,)
             await self._state.commit(LedgerChange(scrubs=(finished,), certificates=certificates, events=rows), after)
             dependencies.journal.record_scrub(finished)
-            self._occupancy.coverage.reset(looked)
+            self._occupancy.coverage.reset(checked_at)
             return finished, certificate
 
     async def check(self, trigger: ScrubTrigger, actor: str = "service") -> ScrubRecord:

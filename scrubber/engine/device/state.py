@@ -18,7 +18,7 @@ from scrubber.domain.record import BreakGlass, DeviceRecord
 from scrubber.domain.states import Hygiene
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
-from scrubber.engine.device.backoff import Disturbances
+from scrubber.engine.device.disturbances import Disturbances
 from scrubber.engine.pods import PodTracker
 from scrubber.engine.scrub import ScrubJob
 from scrubber.ports.record import LedgerChange

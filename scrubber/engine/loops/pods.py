@@ -1,83 +1,21 @@
-"""Watches pods, driver signals, health and the inventory; submits observations to controllers, which decide."""
+"""Watches the pods of the node: detects releases, restarts of the kubelet and assignments made by others."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 
 from scrubber.domain.assignment import KubeletReading, Pod, Trust, presumed_sandbox
-from scrubber.domain.device import Device
-from scrubber.domain.errors import DeviceFault, InvalidRequest, LedgerFailure, ScrubberError, Unreadable
-from scrubber.domain.evidence import Step
-from scrubber.domain.health.signals import fault_finding
+from scrubber.domain.errors import DeviceFault, ScrubberError, Unreadable
 from scrubber.domain.pods import PodState
 from scrubber.domain.states import Hygiene
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
+from scrubber.engine.loops.health import run_check
 from scrubber.engine.node import Node
-from scrubber.ports.device import Inventory
 from scrubber.ports.record import Event
 
-__all__ = ["follow_signals", "quarantine_unreadable", "run_check", "watch_health", "watch_inventory", "watch_pods"]
-
-
-_MIN_CHECK_INTERVAL = 0.05
-"""Seconds between two checks of a device whose driver keeps reporting signals."""
-_INVENTORY_INTERVAL = 60.0
-"""Seconds after which devices are described again without a signal: firmware changes silently."""
-
-
-async def follow_signals(node: Node, *, dependencies: Dependencies) -> None:
-    """Check a device as soon as the driver reports an event for it; at most one check per device at a time."""
-    looking: set[str] = set()
-    again: set[str] = set()
-
-    async def look(controller: DeviceController) -> None:
-        device = controller.id
-        try:
-            again.add(device)
-            while device in again:
-                again.discard(device)
-                await run_check(controller, controller.health.check)
-                # A driver that reports without end must not occupy the service completely.
-                await dependencies.clock.sleep(_MIN_CHECK_INTERVAL)
-        finally:
-            looking.discard(device)
-
-    async with asyncio.TaskGroup() as group:
-        async for signal in dependencies.telemetry.signals():
-            if signal.device is None:
-                node.devices.inventory_changed.set()
-            for controller in _concerned(node, signal.device):
-                if controller.id in looking:
-                    again.add(controller.id)
-                else:
-                    # Add it here and not in the task: signals that are already queued are merged before the task runs.
-                    looking.add(controller.id)
-                    group.create_task(look(controller), name=f"look {controller.id}")
-
-
-def _concerned(node: Node, device: str | None) -> list[DeviceController]:
-    if device is None:
-        return list(node.devices.controllers.values())
-    return [node.devices.controllers[device]] if device in node.devices.controllers else []
-
-
-async def watch_health(node: Node, *, dependencies: Dependencies, interval: float) -> None:
-    """Compare snapshots periodically: signals are edges and can be missed. A hung device delays no other."""
-    looking: dict[str, asyncio.Task[None]] = {}
-    async with asyncio.TaskGroup() as group:
-        while True:
-            # A device whose check has to wait, for example for the reset of a peer, delays no other.
-            looking = {device: task for device, task in looking.items() if not task.done()}
-            for device, controller in node.devices.controllers.items():
-                if device not in looking:
-                    looking[device] = group.create_task(
-                        run_check(controller, controller.health.check), name=f"health {device}"
-                    )
-            await dependencies.clock.sleep(interval)
+__all__ = ["watch_pods"]
 
 
 async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float) -> None:
@@ -86,7 +24,7 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
     Runs every ``interval`` seconds and whenever ``node.pod_check_requested`` is set.
     """
     kubelet, before = "", KubeletReading(Trust.UNREADABLE)
-    told: frozenset[tuple[str, Pod]] = frozenset()
+    reported: frozenset[tuple[str, Pod]] = frozenset()
     while True:
         node.pod_check_requested.clear()
         node.devices.track_pods()
@@ -102,7 +40,7 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
             )
         kubelet, before = reading.kubelet_instance or kubelet, reading if reading.kubelet_instance else before
         if reading.trust is not Trust.UNREADABLE:
-            told = await _report_other_assignments(node, reading, told, dependencies)
+            reported = await _report_other_assignments(node, reading, reported, dependencies)
         looks = [
             run_check(controller, partial(_check_pods, controller, reading, dependencies)) for controller in controllers
         ]
@@ -135,7 +73,10 @@ async def _void_after_restart(
     if controller.state.job is None and (
         record.hygiene is Hygiene.CLEAN or (record.hygiene is Hygiene.IN_USE and waiting)
     ):
-        message = "The kubelet was restarted, and starts containers without asking until the plugin has registered."
+        message = (
+            "The kubelet was restarted and starts containers without calling the plugin until the plugin has "
+            "registered."
+        )
         fields = {"reason": "kubelet-restart", "message": message}
         event = Event("certificate.voided", dependencies.clock.wall(), controller.id, fields=fields)
         await controller.occupancy.void_for_unauthorized_use(
@@ -158,8 +99,9 @@ async def _report_other_assignments(
         if (device, pod) in reported or device not in node.devices.controllers:
             continue
         message = (
-            f"{assignment.resource} gave it to {pod.namespace}/{pod.name}; it is also handed out as "
-            f"{', '.join(sorted(own))}. Only one of them may: stop the other plugin or DRA driver, or exclude the device."
+            f"{assignment.resource} assigned it to {pod.namespace}/{pod.name}; it is also advertised as "
+            f"{', '.join(sorted(own))}. Only one of them may assign it: stop the other plugin or DRA driver, "
+            "or exclude the device."
         )
         fields = {"use": "assigned-by-another-plugin", "resource": assignment.resource, "message": message}
         event = Event("unauthorized.use.detected", dependencies.clock.wall(), device, fields=fields)
@@ -237,72 +179,3 @@ async def _is_released(controller: DeviceController, dependencies: Dependencies)
         return True
     # No pod starts on a device that is out of service, so only this check detects a holder without a process.
     return not controller.state.record.advertised and await controller.occupancy.is_held_without_process()
-
-
-async def watch_inventory(
-    node: Node, *, inventory: Inventory, dependencies: Dependencies, add_device: Callable[[Device], Awaitable[None]]
-) -> None:
-    """Follow devices that appear, disappear or move (handled as both), and changes of their descriptions.
-
-    Args:
-        add_device: makes a controller for a new device.
-    """
-    while True:
-        with suppress(TimeoutError):
-            async with dependencies.clock.timeout(_INVENTORY_INTERVAL):
-                await node.devices.inventory_changed.wait()
-        node.devices.inventory_changed.clear()
-        failed = False
-        try:
-            there = {device.id: device for device in await inventory.devices()}
-        except ScrubberError:
-            there, failed = (
-                {controller.id: controller.state.device for controller in node.devices.controllers.values()},
-                True,
-            )
-        for device in there.values():
-            node.devices.update_description(device)
-        gone = [
-            controller.state.device
-            for controller in node.devices.controllers.values()
-            if there.get(controller.id) != controller.state.device
-        ]
-        for lost in sorted(gone, key=lambda device: device.id):
-            failed |= await _must_retry(partial(node.devices.remove_missing, lost.id))
-        for new in sorted(there.keys() - node.devices.controllers.keys()):
-            failed |= await _must_retry(partial(add_device, there[new]))
-        if failed:
-            # A missing driver or a full ledger must not lose a change, nor one device the change of another.
-            await dependencies.clock.sleep(1.0)
-            node.devices.inventory_changed.set()
-
-
-async def _must_retry(change: Callable[[], Awaitable[None]]) -> bool:
-    """Make ``change``; return whether it must be made again."""
-    try:
-        await change()
-    except ScrubberError:
-        return True
-    return False
-
-
-async def quarantine_unreadable(controller: DeviceController, fault: DeviceFault) -> None:
-    """Quarantine a device that cannot be inspected."""
-    try:
-        await controller.health.report([fault_finding(Step.HOLDERS, fault)])
-    except LedgerFailure:
-        # Every hand-over is refused while the ledger fails; the next check finds the same fault.
-        return
-    except InvalidRequest:
-        # The device left the node in the meantime, which is why it did not answer.
-        return
-
-
-async def run_check(controller: DeviceController, check: Callable[[], Awaitable[object]]) -> None:
-    """Run one check. What cannot be recorded now is detected again in the next round."""
-    try:
-        await check()
-    except DeviceFault as fault:
-        await quarantine_unreadable(controller, fault)
-    except ScrubberError:
-        return

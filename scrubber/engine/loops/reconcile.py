@@ -17,7 +17,8 @@ from scrubber.domain.evidence import Outcome, ScrubRecord, Step
 from scrubber.domain.health.signals import fault_finding
 from scrubber.domain.pods import PodState
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.states import Hygiene
+from scrubber.domain.states import Health, Hygiene
+from scrubber.engine import events
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.node import Node
@@ -42,10 +43,12 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
         now,
         fields={"devices": len(started), "abandoned_scrubs": len(abandoned), "key_id": dependencies.signer.key_id},
     )
-    learnt = [_baseline_events(known[device.id], started[device.id], now) for device in devices]
-    events = (event, *(each for one in learnt for each in one))
-    await dependencies.ledger.commit(LedgerChange(records=tuple(started.values()), scrubs=abandoned, events=events))
-    dependencies.journal.record(events)
+    baselines = [_baseline_events(known[device.id], started[device.id], now) for device in devices]
+    ended = [_abandonment_events(scrub, known.get(scrub.device)) for scrub in abandoned]
+    failed = [_recovery_events(known[device.id], started[device.id], now) for device in devices]
+    rows = (event, *(each for some in (*ended, *failed, *baselines) for each in some))
+    await dependencies.ledger.commit(LedgerChange(records=tuple(started.values()), scrubs=abandoned, events=rows))
+    dependencies.journal.record(rows)
     controllers = [node.devices.make_controller(device, started[device.id]) for device in devices]
     grants = [grant for controller in controllers for grant in controller.state.record.open_grants]
     await _check_all(node, controllers, grants, dependencies)
@@ -59,9 +62,10 @@ async def add_device(node: Node, device: Device, state: LedgerState, *, dependen
     known = node.devices.removed_records.get(device.id) or state.records.get(device.id) or DeviceRecord(device.id)
     now = dependencies.clock.wall()
     record = _started(device, known, dependencies.identity.boot, now)
-    events = (Event("device.appeared", now, device.id), *_baseline_events(known, record, now))
-    await dependencies.ledger.commit(LedgerChange(records=(record,), events=events))
-    dependencies.journal.record(events)
+    appeared = Event("device.appeared", now, device.id)
+    rows = (appeared, *_recovery_events(known, record, now), *_baseline_events(known, record, now))
+    await dependencies.ledger.commit(LedgerChange(records=(record,), events=rows))
+    dependencies.journal.record(rows)
     controller = node.devices.make_controller(device, record)
     await _check_all(node, [controller], [*node.devices.open_grants(), *record.open_grants], dependencies)
     node.devices.add(controller)
@@ -87,6 +91,21 @@ def _abandoned(scrub: ScrubRecord, now: float) -> ScrubRecord:
     return replace(scrub, ended=now, outcome=Outcome.ABANDONED)
 
 
+def _abandonment_events(scrub: ScrubRecord, known: DeviceRecord | None) -> tuple[Event, ...]:
+    """Return the events for a scrub that the last service did not finish. When it stopped is not known."""
+    tenant = None if known is None else known.tenant
+    unknown = {"duration_seconds": None, "message": "The service ended during this scrub."}
+    return tuple(
+        replace(event, fields={**event.fields, **unknown}) if event.name == "scrub.finished" else event
+        for event in events.scrub_finished(scrub, None, tenant)
+    )
+
+
+def _recovery_events(before: DeviceRecord, after: DeviceRecord, now: float) -> tuple[Event, ...]:
+    """Return the event for a recovery that the last service did not finish."""
+    return events.health_changed(before, after, now) if before.health is Health.RECOVERING else ()
+
+
 async def _check_all(
     node: Node, controllers: Iterable[DeviceController], grants: Iterable[Grant], dependencies: Dependencies
 ) -> None:
@@ -95,10 +114,10 @@ async def _check_all(
     Args:
         grants: all grants that are open according to the ledger, of any device.
     """
-    asked = frozenset(grant.pod for grant in grants if grant.pod is not None)
-    node.pods.track_more(asked)
+    pods = frozenset(grant.pod for grant in grants if grant.pod is not None)
+    node.pods.track_more(pods)
     await node.pods.refresh()
-    await asyncio.gather(*(_check_device(controller, asked, dependencies) for controller in controllers))
+    await asyncio.gather(*(_check_device(controller, pods, dependencies) for controller in controllers))
 
 
 async def _check_device(controller: DeviceController, gated_pods: frozenset[Pod], dependencies: Dependencies) -> None:

@@ -14,7 +14,7 @@ from scrubber.domain.policy import Policy
 from scrubber.domain.states import Hygiene, RecoveryMethod
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
-from scrubber.engine.loops.pods import quarantine_unreadable
+from scrubber.engine.loops.health import quarantine_unreadable
 from scrubber.engine.node import Node
 
 __all__ = ["run_recovery_loop", "run_recovery_loops"]
@@ -46,7 +46,7 @@ async def run_recovery_loops(node: Node, *, dependencies: Dependencies) -> None:
                         trigger=ScrubTrigger.SERVICE_START,
                         maintenance=node.devices.maintenance,
                     )
-                    loops[device] = (controller, group.create_task(loop, name=f"tend {device}"))
+                    loops[device] = (controller, group.create_task(loop, name=f"recovery {device}"))
 
 
 async def run_recovery_loop(

@@ -21,7 +21,7 @@ from scrubber.domain.telemetry import Holder, HolderKind
 from scrubber.domain.usage import UseKind, classify_use
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
-from scrubber.engine.loops.pods import run_check
+from scrubber.engine.loops.health import run_check
 from scrubber.engine.node import Node
 from scrubber.ports.record import Event
 
@@ -53,8 +53,8 @@ class _User:
 
     @property
     def message(self) -> str:
-        who = f"pod {self.pod}" if self.pod is not None else "no pod"
-        return f"PID {self.holder.pid} ({self.holder.command or 'unknown'}) of {who} uses it without a grant."
+        where = f"of pod {self.pod}" if self.pod is not None else "outside all pods"
+        return f"PID {self.holder.pid} ({self.holder.command or 'unknown'}) {where} uses the device without a grant."
 
 
 # See docs/decisions/0020-unauthorized-use.md.
@@ -70,16 +70,16 @@ async def watch_use(
     Args:
         random_fraction: returns a random number from 0 to 1 that no process of a tenant can predict.
     """
-    looking: dict[str, asyncio.Task[None]] = {}
+    running: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         while True:
             # A check that takes long, because a process does not die, must not cost other devices their certificates.
-            looking = {device: task for device, task in looking.items() if not task.done()}
+            running = {device: task for device, task in running.items() if not task.done()}
             for device, controller in node.devices.controllers.items():
                 controller.occupancy.coverage.heartbeat()
-                if device not in looking:
-                    look = run_check(controller, partial(check_use, controller, dependencies=dependencies))
-                    looking[device] = group.create_task(look, name=f"use {device}")
+                if device not in running:
+                    check = run_check(controller, partial(check_use, controller, dependencies=dependencies))
+                    running[device] = group.create_task(check, name=f"use {device}")
             await dependencies.clock.sleep(
                 interval * (_MIN_INTERVAL_SHARE + (1.0 - _MIN_INTERVAL_SHARE) * random_fraction())
             )
@@ -126,7 +126,7 @@ async def _suspects(controller: DeviceController, dependencies: Dependencies) ->
     """Return the processes that use the device now without a grant."""
     if controller.state.job is not None:
         return {}
-    asked = dependencies.clock.wall()
+    queried_at = dependencies.clock.wall()
     users = await dependencies.holders.list_users(controller.state.device)
     pods = {
         user: await dependencies.containers.pod_uid_of(user.pid)
@@ -139,7 +139,7 @@ async def _suspects(controller: DeviceController, dependencies: Dependencies) ->
     for user, uid in pods.items():
         use = classify_use(uid, record.device, record.open_grants, reading)
         if use is UseKind.GRANTED and uid is not None:
-            controller.pods.note_use(record.device, uid, asked)
+            controller.pods.note_use(record.device, uid, queried_at)
         if use in (UseKind.UNAUTHORIZED, UseKind.STARTED_WITHOUT_HAND_OVER):
             found[user.identity] = _User(user, uid, use)
     return found
@@ -162,8 +162,9 @@ async def _adopt_ungated(controller: DeviceController, users: Iterable[_User], d
         except Unreadable:
             baseline = ()
         message = (
-            f"The kubelet started {assignment.pod.namespace}/{assignment.pod.name} on it without asking; it may have read "
-            "what an earlier tenant left. The device is scrubbed when the pod is over."
+            f"The kubelet started {assignment.pod.namespace}/{assignment.pod.name} on the device without "
+            "calling the plugin; the pod may have read data of an earlier tenant. The device is scrubbed "
+            "when the pod is over."
         )
         await controller.occupancy.void_for_unauthorized_use(_event(controller, user, message, dependencies))
         await controller.occupancy.adopt(assignment, baseline)
@@ -201,7 +202,7 @@ def _faults(user: _User, policy: Policy, reading: KubeletReading) -> tuple[Findi
         return ()
     if user.pod is not None and reading.trust is not Trust.TRUSTED:
         return ()
-    message = "It was used by somebody to whom it was not granted."
+    message = "A process used the device without a grant."
     return (Finding(Step.HOLDERS, FindingCode.UNAUTHORIZED_USE, Severity.FAULT, message),)
 
 

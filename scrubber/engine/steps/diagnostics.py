@@ -31,7 +31,7 @@ async def diagnose(context: ScrubContext) -> StepResult:
     else:
         findings = diagnostic_findings(checks, context.device.model, context.policy.diagnostics.min_rates)
         if not checks:
-            message = "The diagnostics came back without a single check."
+            message = "The diagnostics returned no checks."
             findings = (Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_FAILED, Severity.FAULT, message),)
         measured["checks"] = len(checks)
         for check in checks:

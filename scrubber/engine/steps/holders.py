@@ -31,7 +31,9 @@ async def check_holders(context: ScrubContext) -> StepResult:
     if held is None:
         held = await context.dependencies.holders.is_held(context.device)
     findings = (
-        (context.blocking_finding(Step.HOLDERS, FindingCode.DEVICE_BUSY, "Somebody holds the device."),) if held else ()
+        (context.blocking_finding(Step.HOLDERS, FindingCode.DEVICE_BUSY, "A process holds the device."),)
+        if held
+        else ()
     )
     verdict = Verdict.FAILED if held else Verdict.PASSED
     return StepResult(
@@ -61,12 +63,12 @@ async def clear_holders(context: ScrubContext) -> StepResult:
                     Step.HOLDERS,
                     FindingCode.ORPHANED_ERASER_KILLED,
                     Severity.NOTE,
-                    f"Eraser {orphan} was left; it is over.",
+                    f"The orphaned eraser {orphan} has ended.",
                     {"pid": orphan},
                 )
             )
         else:
-            message = f"Eraser {orphan} of an earlier scrub cannot be ended."
+            message = f"The eraser {orphan} of an earlier scrub cannot be killed."
             findings.append(
                 Finding(Step.HOLDERS, FindingCode.ERASER_UNKILLABLE, Severity.FAULT, message, {"pid": orphan})
             )
@@ -82,7 +84,7 @@ async def clear_holders(context: ScrubContext) -> StepResult:
                 raise
             # The device may answer no query until it is reset, and a reset is refused while a process holds it.
             findings.append(Finding(Step.HOLDERS, FindingCode.HOLDERS_UNREADABLE, Severity.NOTE, str(fault)))
-            uncovered.append("holders: the device did not answer who has it before it was reset")
+            uncovered.append("holders: the device did not report its holders before the reset")
 
     bad = any(finding.severity in (Severity.BLOCKING, Severity.FAULT) for finding in findings)
     return StepResult(
@@ -113,7 +115,7 @@ async def _kill_leftovers(context: ScrubContext, uncovered: list[str]) -> tuple[
             )
             continue
         if context.policy.enforcement is Enforcement.OBSERVE:
-            message = f"{len(where.processes)} leftover(s) would be ended: {where.proof}."
+            message = f"{len(where.processes)} leftover(s) would be killed: {where.proof}."
             findings.append(context.blocking_finding(Step.HOLDERS, FindingCode.LEFTOVERS_OBSERVED, message))
             continue
         if where.unreadable:
@@ -127,7 +129,7 @@ async def _kill_leftovers(context: ScrubContext, uncovered: list[str]) -> tuple[
         gone = [process for process in where.processes if process not in survivors]
         ended += len(gone)
         if gone:
-            message = f"{len(gone)} leftover(s) of {grant.pod.namespace}/{grant.pod.name} ended: {where.proof}."
+            message = f"{len(gone)} leftover(s) of {grant.pod.namespace}/{grant.pod.name} killed: {where.proof}."
             findings.append(
                 Finding(
                     Step.HOLDERS,
@@ -146,7 +148,7 @@ async def _kill_leftovers(context: ScrubContext, uncovered: list[str]) -> tuple[
                 )
             )
         if survivors:
-            message = f"{len(survivors)} leftover(s) could not be ended (PID {survivors[0].pid} first)."
+            message = f"{len(survivors)} leftover(s) could not be killed (first: PID {survivors[0].pid})."
             findings.append(
                 Finding(Step.HOLDERS, FindingCode.HOLDER_UNKILLABLE, Severity.FAULT, message, {"alive": len(survivors)})
             )
@@ -160,9 +162,9 @@ async def _kill_unreadable_pod(context: ScrubContext, pod: Pod, proof: str) -> F
     except Unreadable as unreadable:
         return context.blocking_finding(Step.HOLDERS, FindingCode.LEFTOVERS_UNREADABLE, str(unreadable))
     if ended:
-        message = f"Whatever was left of {pod.namespace}/{pod.name} was ended: {proof}."
+        message = f"The remaining processes of {pod.namespace}/{pod.name} were killed: {proof}."
         return Finding(Step.HOLDERS, FindingCode.LEFTOVER_POD_KILLED, Severity.NOTE, message, {"pod_uid": pod.uid})
-    message = f"What is left of {pod.namespace}/{pod.name} could not be ended: {proof}."
+    message = f"The remaining processes of {pod.namespace}/{pod.name} could not be killed: {proof}."
     if containers.not_covered():  # without the kernel's confirmation of a pod's members nothing was killed
         return context.blocking_finding(Step.HOLDERS, FindingCode.LEFTOVERS_UNREADABLE, message)
     return Finding(Step.HOLDERS, FindingCode.HOLDER_UNKILLABLE, Severity.FAULT, message)
@@ -170,7 +172,9 @@ async def _kill_unreadable_pod(context: ScrubContext, pod: Pod, proof: str) -> F
 
 def _earlier_pod_message(pod: object, processes: int) -> str:
     name = f"{getattr(pod, 'namespace', '?')}/{getattr(pod, 'name', '?')}" if pod is not None else "an unknown pod"
-    what = f"{processes} process(es) of it live" if processes else "it may still be starting or holding the device"
+    what = (
+        f"{processes} of its process(es) still run" if processes else "it may still be starting or holding the device"
+    )
     return f"The earlier pod {name} is not over: {what}."
 
 
@@ -197,16 +201,17 @@ async def _remaining_holder_findings(context: ScrubContext, uncovered: list[str]
     if outside:
         pods = len({uid for uid, blocks in owners if not blocks})
         uncovered.append(
-            f"holders: {len(outside)} process(es) of {pods} pod(s) that were never given the device could not be looked "
-            "through; none of them was seen to have a capability, or a node of the device in its /dev, to open the device by "
-            "itself, which shows nothing about descriptors that they hold and nodes that they hid"
+            f"holders: {len(outside)} process(es) of {pods} pod(s) that were never granted the device could "
+            "not be fully inspected; none of them was found to have a capability, or a node of the device in "
+            "its /dev, that lets it open the device; descriptors that they hold and nodes that they hid are "
+            "not covered"
         )
     if not any(holder.kind is not HolderKind.INFRASTRUCTURE for holder in report.holders) and (
         await context.dependencies.holders.is_held(context.device)
     ):
         found.append(
             context.blocking_finding(
-                Step.HOLDERS, FindingCode.DEVICE_BUSY, "Somebody has just opened the device; it is looked at again."
+                Step.HOLDERS, FindingCode.DEVICE_BUSY, "A process has just opened the device; it is checked again."
             )
         )
     return found
@@ -262,7 +267,7 @@ async def _holder_finding(context: ScrubContext, holder: Holder) -> Finding:
         # Only a reset removes an untraceable holder, so a plan with a reset continues; the eraser's fence decides in
         # the end.
         cured = Step.RESET in context.plan.steps
-        message = "Something holds the device and no process can be found for it."
+        message = "The device is held, but no process was found that holds it."
         message += f" {holder.command}" if holder.command else ""
         return Finding(
             Step.HOLDERS, FindingCode.UNTRACEABLE_HOLDER, Severity.NOTE if cured else Severity.FAULT, message
@@ -271,13 +276,16 @@ async def _holder_finding(context: ScrubContext, holder: Holder) -> Finding:
         message = f"PID {holder.pid} ({holder.command or 'unknown'}) of the node's infrastructure has the device open."
         return Finding(Step.HOLDERS, FindingCode.INFRASTRUCTURE_HOLDER, Severity.NOTE, message, {"pid": holder.pid})
     if holder.kind is HolderKind.UNKILLABLE:
-        message = f"PID {holder.pid} holds the device and cannot be ended (uninterruptible)."
+        message = f"PID {holder.pid} holds the device and cannot be killed (uninterruptible)."
         return Finding(Step.HOLDERS, FindingCode.HOLDER_UNKILLABLE, Severity.FAULT, message, {"pid": holder.pid})
     uid = await context.dependencies.containers.pod_uid_of(holder.pid)
     who = _process_name(holder, uid)
     grants, reading = context.record.open_grants, context.pods.reading
     if await context.unauthorized_use.handle(holder, uid, grants, reading=reading, policy=context.policy):
-        message = f"{who} held the device without a grant for over {context.policy.limits.leftover_grace_period:g} s and was ended."
+        message = (
+            f"{who} held the device without a grant for over {context.policy.limits.leftover_grace_period:g} "
+            "s and was killed."
+        )
         return Finding(
             Step.HOLDERS,
             FindingCode.UNAUTHORIZED_PROCESS_KILLED,
@@ -286,7 +294,7 @@ async def _holder_finding(context: ScrubContext, holder: Holder) -> Finding:
             {"pid": holder.pid, "pod_uid": uid},
         )
     if any(grant.pod is not None and grant.pod.uid == uid for grant in grants if uid is not None):
-        message = f"{who} holds the device while another container of its own pod starts on it."
+        message = f"{who} holds the device while another container of its pod starts on it."
         return context.blocking_finding(Step.HOLDERS, FindingCode.HELD_BY_OWN_POD, message)
     return context.blocking_finding(
         Step.HOLDERS, FindingCode.UNKNOWN_HOLDER, f"{who} holds the device without a grant."
@@ -301,9 +309,9 @@ async def _uninspected_findings(
     worst = max(processes, key=lambda each: each.walks)
     lasts = worst.walks >= _MAX_WALKS or not worst.pid
     many = f" and {len(processes) - 1} more process(es)" if len(processes) > 1 else ""
-    who = "A control group" if not worst.pid else f"PID {worst.pid}" + (f" of pod {uid}" if uid is not None else "")
-    what = "may hold the device" if blocks else "was never given the device, which is scrubbed all the same"
-    message = f"{who}{many} could not be looked through in {worst.walks} walk(s) ({worst.command}); it {what}."
+    who = "A cgroup" if not worst.pid else f"PID {worst.pid}" + (f" of pod {uid}" if uid is not None else "")
+    what = "may hold the device" if blocks else "was never granted the device, which is scrubbed anyway"
+    message = f"{who}{many} could not be fully inspected in {worst.walks} walk(s) ({worst.command}); it {what}."
     evidence: dict[str, str | int | float | bool | None] = {
         "pid": worst.pid,
         "pod_uid": uid,
@@ -342,7 +350,7 @@ async def _kill_uninspected(context: ScrubContext, uid: str, each: UninspectedPr
             return None
     except Unreadable:
         return None  # it cannot be determined whether it is still the same process
-    message = f"PID {each.pid} of pod {uid} could not be looked through in {each.walks} walks and was ended."
+    message = f"PID {each.pid} of pod {uid} could not be fully inspected in {each.walks} walks and was killed."
     return Finding(
         Step.HOLDERS, FindingCode.UNINSPECTED_PROCESS_KILLED, Severity.NOTE, message, {"pid": each.pid, "pod_uid": uid}
     )

@@ -55,7 +55,8 @@ def _judge(context: ScrubContext, report: EraseReport, seconds: float) -> StepRe
     findings: list[Finding] = []
     if report.fence_broken:
         message = (
-            "The fence did not hold while the device was cleared: somebody tried to open it, or took the fence down."
+            "The fence was broken while the device was cleared: a process tried to open the device or "
+            "removed the fence."
         )
         findings.append(context.blocking_finding(Step.MEMORY, FindingCode.FENCE_BROKEN, message))
     elif report.failed_bytes:
@@ -64,8 +65,8 @@ def _judge(context: ScrubContext, report: EraseReport, seconds: float) -> StepRe
         findings.append(Finding(Step.MEMORY, FindingCode.VERIFICATION_FAILED, Severity.FAULT, message, evidence))
     elif _is_unaccounted(report, context.policy.memory.max_uncovered):
         message = (
-            f"{report.cleared_bytes} cleared and {report.verified_bytes} verified of {report.total_bytes} bytes, "
-            f"{report.not_covered_bytes} out of reach; the driver reserves {report.reserved_bytes}."
+            f"{report.cleared_bytes} cleared and {report.verified_bytes} verified of {report.total_bytes} "
+            f"bytes, {report.not_covered_bytes} unreachable; the driver reserves {report.reserved_bytes}."
         )
         findings.append(Finding(Step.MEMORY, FindingCode.CLEARING_INCOMPLETE, Severity.FAULT, message))
     if report.residue_bytes:
@@ -73,7 +74,7 @@ def _judge(context: ScrubContext, report: EraseReport, seconds: float) -> StepRe
         evidence = {"residue_bytes": report.residue_bytes}
         findings.append(Finding(Step.MEMORY, FindingCode.RESIDUE, Severity.NOTE, message, evidence))
     if report.unreleased_bytes:
-        message = f"{report.unreleased_bytes} bytes stay in use although nobody has the device any more."
+        message = f"{report.unreleased_bytes} bytes stay in use although no process holds the device."
         evidence = {"unreleased_bytes": report.unreleased_bytes}
         findings.append(Finding(Step.MEMORY, FindingCode.MEMORY_NOT_RELEASED, Severity.FAULT, message, evidence))
     if report.size_restored is not None:

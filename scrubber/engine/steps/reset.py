@@ -27,9 +27,9 @@ async def reset_device(context: ScrubContext) -> StepResult:
 
     if plan.unavailable is not None:
         if context.plan.reset is ResetMode.REQUIRED:
-            message = f"A reset is required and cannot be done here: {plan.unavailable}"
+            message = f"A reset is required but not possible here: {plan.unavailable}"
             return done(Verdict.FAILED, Finding(Step.RESET, FindingCode.RESET_UNAVAILABLE, Severity.FAULT, message))
-        message = f"A reset would help and cannot be done here: {plan.unavailable}"
+        message = f"A reset would help but is not possible here: {plan.unavailable}"
         note = Finding(Step.RESET, FindingCode.RESET_UNAVAILABLE, Severity.NOTE, message)
         return done(Verdict.NOT_COVERED, note, not_covered=(f"reset: {plan.unavailable}",))
     if plan.blockers:

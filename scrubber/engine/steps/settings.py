@@ -14,8 +14,8 @@ async def check_settings(context: ScrubContext) -> StepResult:
     start = context.dependencies.clock.monotonic()
     off = settings_differences(await context.shared_snapshot(), context.policy)
     findings = tuple(
-        context.blocking_finding(Step.SETTINGS, FindingCode.SETTINGS_MISMATCH, f"{name} is {found}, not {wanted}.")
-        for name, (found, wanted) in sorted(off.items())
+        context.blocking_finding(Step.SETTINGS, FindingCode.SETTINGS_MISMATCH, f"{name} is {found}, not {expected}.")
+        for name, (found, expected) in sorted(off.items())
     )
     verdict = Verdict.FAILED if off else Verdict.PASSED
     return StepResult(
@@ -29,18 +29,23 @@ async def restore_settings(context: ScrubContext) -> StepResult:
     start = dependencies.clock.monotonic()
     snapshot = await dependencies.telemetry.snapshot(context.device)
     off = settings_differences(snapshot, context.policy)
-    wanted = expected_settings(snapshot, context.policy)
-    after = await dependencies.settings.restore(context.device, wanted)
+    expected = expected_settings(snapshot, context.policy)
+    after = await dependencies.settings.restore(context.device, expected)
     findings = [
         Finding(
             Step.SETTINGS,
             FindingCode.SETTINGS_NOT_RESTORED,
             Severity.FAULT,
-            f"{name} stays {after.get(name)}, not {wanted[name]}.",
+            f"{name} could not be restored: it is {after.get(name)}, not {expected[name]}.",
         )
-        for name in sorted(name for name in wanted if after.get(name) != wanted[name])
+        for name in sorted(name for name in expected if after.get(name) != expected[name])
     ] or [
-        Finding(Step.SETTINGS, FindingCode.SETTINGS_RESTORED, Severity.NOTE, f"{name} was {found}, is {value} again.")
+        Finding(
+            Step.SETTINGS,
+            FindingCode.SETTINGS_RESTORED,
+            Severity.NOTE,
+            f"{name} was {found} and has been restored to {value}.",
+        )
         for name, (found, value) in sorted(off.items())
     ]
     bad = any(finding.severity is Severity.FAULT for finding in findings)

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from prometheus_client import Counter, Histogram
-
-from scrubber.domain.codes import ErrorCode
 from scrubber.domain.evidence import (
-    FindingCode,
     Outcome,
     PathKind,
     ScrubRecord,
@@ -24,9 +20,8 @@ from scrubber.domain.evidence import (
 )
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.states import OPERATOR_CAUSE
-from scrubber.domain.usage import UseKind
+from scrubber.observability.metrics.create import create_counter, create_histogram
 from scrubber.observability.metrics.labels import (
-    BUCKETS,
     OTHER,
     REFUSAL_CODES,
     KnownCodes,
@@ -36,6 +31,7 @@ from scrubber.observability.metrics.labels import (
     scrub_exemplar,
 )
 from scrubber.observability.metrics.page import MetricsPage
+from scrubber.observability.registry import service_metrics as declared
 from scrubber.ports.record import Event
 
 __all__ = ["MAX_TENANTS", "HandoverMetrics", "QuarantineMetrics", "ScrubMetrics"]
@@ -45,28 +41,14 @@ _PATHS = frozenset(PathKind)
 _NO_PATH: Final = "none"
 _GRANTED: Final = "granted"
 
-_WAIT_BUCKETS = tuple(sorted((*BUCKETS, 15, 20, 25)))
-"""A start waits for 25 s at most: without bounds between 10 s and 30 s, 11 s and 24 s would look the same."""
-
 
 # See docs/decisions/0037-metrics.md.
 class HandoverMetrics:
     """The metrics of hand-overs."""
 
     def __init__(self, page: MetricsPage) -> None:
-        self._handovers = Counter(
-            "scrubber_handovers",
-            "Hand-overs, by outcome: granted, or the code of the refusal.",
-            ("kind", "path", "outcome"),
-            registry=page.library_registry,
-        )
-        self._duration = Histogram(
-            "scrubber_handover_duration_seconds",
-            "Time a container start waited for each device, until the grant or the refusal.",
-            ("path", "outcome"),
-            buckets=_WAIT_BUCKETS,
-            registry=page.library_registry,
-        )
+        self._handovers = create_counter(declared.HANDOVERS, page.library_registry)
+        self._duration = create_histogram(declared.HANDOVER_DURATION, page.library_registry)
         for path in PathKind:
             self._duration.labels(path.value, _GRANTED)
             for kind in HandOverKind:
@@ -98,7 +80,7 @@ _MAX_UNBLAMED_TENANTS: Final = 32
 The other names are reserved for tenants that cause one.
 """
 
-_USES = frozenset({UseKind.UNAUTHORIZED, UseKind.STARTED_WITHOUT_HAND_OVER, "assigned-by-another-plugin"})
+_USES = frozenset(declared.UNAUTHORIZED_USES.label_values("use"))
 
 
 class QuarantineMetrics:
@@ -106,24 +88,9 @@ class QuarantineMetrics:
 
     def __init__(self, page: MetricsPage, codes: KnownCodes) -> None:
         self._codes = codes
-        self._quarantines = Counter(
-            "scrubber_quarantines",
-            "Quarantines of devices, by cause.",
-            ("cause_class",),
-            registry=page.library_registry,
-        )
-        self._unauthorized_uses = Counter(
-            "scrubber_unauthorized_uses",
-            "Detected uses of devices without a grant, by kind.",
-            ("use",),
-            registry=page.library_registry,
-        )
-        self._by_tenant = Counter(
-            "scrubber_tenant_quarantines",
-            "Quarantines of devices while a tenant had them, by tenant.",
-            ("tenant",),
-            registry=page.library_registry,
-        )
+        self._quarantines = create_counter(declared.QUARANTINES, page.library_registry)
+        self._unauthorized_uses = create_counter(declared.UNAUTHORIZED_USES, page.library_registry)
+        self._by_tenant = create_counter(declared.TENANT_QUARANTINES, page.library_registry)
         self._tenants: set[str] = set()
         for cause in sorted(codes.causes | {OTHER}):
             self._quarantines.labels(cause)
@@ -162,7 +129,6 @@ def _tenant(event: Event) -> str:
     return tenant.encode(errors="replace").decode() if isinstance(tenant, str) else ""
 
 
-_PATHS = frozenset(PathKind)
 _TRIGGERS = frozenset(ScrubTrigger)
 _OUTCOMES = frozenset(Outcome)
 
@@ -176,16 +142,7 @@ _KILLED_BY_EVENT: Final = {
 
 _METHODS: Final = {"the simulated": "sim", "nvidia-smi": "nvidia-smi"}
 """Beginning of a plan's method → label."""
-_RESETS: frozenset[str] = frozenset(
-    {
-        "ok",
-        FindingCode.RESET_FAILED,
-        FindingCode.RESET_UNAVAILABLE,
-        FindingCode.DEVICE_BUSY,
-        FindingCode.SCRUB_TIMEOUT,
-        ErrorCode.UNAVAILABLE,
-    }
-)
+_RESETS = frozenset(declared.RESETS.label_values("outcome"))
 
 
 class ScrubMetrics:
@@ -194,61 +151,27 @@ class ScrubMetrics:
     def __init__(self, page: MetricsPage, codes: KnownCodes) -> None:
         self._codes = codes
         counted = page.library_registry
-        labels = ("path", "trigger", "outcome")
-        self._scrubs = Counter("scrubber_scrubs", "Finished scrubs, by outcome.", labels, registry=counted)
-        self._duration = Histogram(
-            "scrubber_scrub_duration_seconds", "Duration of scrubs.", labels, buckets=BUCKETS, registry=counted
-        )
-        self._steps = Histogram(
-            "scrubber_step_duration_seconds",
-            "Duration of scrub steps, including those of a hand-over's fast path.",
-            ("step", "path", "verdict"),
-            buckets=BUCKETS,
-            registry=counted,
-        )
-        self._findings = Counter(
-            "scrubber_findings",
-            "Findings of scrub steps, by code; all XIDs share one code.",
-            ("step", "severity", "code"),
-            registry=counted,
-        )
-        self._cleared = Counter("scrubber_cleared_bytes", "Bytes of device memory cleared by scrubs.", registry=counted)
-        self._verified = Counter(
-            "scrubber_verified_bytes", "Bytes of device memory that scrubs read back and found clear.", registry=counted
-        )
-        self._residue = Counter(
-            "scrubber_residue_bytes",
-            "Bytes of earlier tenants' data that scrubs counted before they cleared them.",
-            registry=counted,
-        )
-        self._unexplained = Counter(
-            "scrubber_unexplained_residue_bytes",
-            "Bytes of residue on devices that had a certificate and no grant since.",
-            registry=counted,
-        )
-        self._leftovers = Counter(
-            "scrubber_kills",
-            "Kills by target: leftover processes, leftover pods, unauthorized processes and orphaned erasers.",
-            ("target",),
-            registry=counted,
-        )
-        self._resets = Counter(
-            "scrubber_resets",
-            "Device resets during scrubs, by method and outcome.",
-            ("method", "outcome"),
-            registry=counted,
-        )
+        self._scrubs = create_counter(declared.SCRUBS, counted)
+        self._duration = create_histogram(declared.SCRUB_DURATION, counted)
+        self._steps = create_histogram(declared.STEP_DURATION, counted)
+        self._findings = create_counter(declared.FINDINGS, counted)
+        self._cleared = create_counter(declared.CLEARED_BYTES, counted)
+        self._verified = create_counter(declared.VERIFIED_BYTES, counted)
+        self._residue = create_counter(declared.RESIDUE_BYTES, counted)
+        self._unexplained = create_counter(declared.UNEXPLAINED_RESIDUE_BYTES, counted)
+        self._kills = create_counter(declared.KILLS, counted)
+        self._resets = create_counter(declared.RESETS, counted)
         for path in PathKind:
             for trigger in ScrubTrigger:
                 for outcome in Outcome:
                     self._scrubs.labels(path.value, trigger.value, outcome.value)
         for finding in sorted(codes.findings):
             self._findings.labels(*map(str, finding))
-        for act in _KILLED_BY_EVENT.values():
-            self._leftovers.labels(act)
+        for target in _KILLED_BY_EVENT.values():
+            self._kills.labels(target)
         for method in (*_METHODS.values(), OTHER):
-            for came_of_it in sorted(_RESETS | {OTHER}):
-                self._resets.labels(method, came_of_it)
+            for result in sorted(_RESETS | {OTHER}):
+                self._resets.labels(method, result)
 
     def on_finished(self, event: Event) -> None:
         labels = (
@@ -258,14 +181,14 @@ class ScrubMetrics:
         )
         self._scrubs.labels(*labels).inc()
         self._residue.inc(numeric_field(event, "residue_bytes") or 0.0)
-        self._duration.labels(*labels).observe(
-            numeric_field(event, "duration_seconds") or 0.0, scrub_exemplar(event.scrub)
-        )
+        seconds = numeric_field(event, "duration_seconds")
+        if seconds is not None:  # unknown if the service ended during the scrub
+            self._duration.labels(*labels).observe(seconds, scrub_exemplar(event.scrub))
 
     def on_killed(self, event: Event) -> None:
-        """Somebody was ended. An eraser's orphan that could not be is no act."""
+        """Count a kill, unless the orphan of an eraser could not be killed."""
         if event.fields.get("killed", True) is not False:
-            self._leftovers.labels(_KILLED_BY_EVENT[event.name]).inc()
+            self._kills.labels(_KILLED_BY_EVENT[event.name]).inc()
 
     def on_unexplained_residue(self, event: Event) -> None:
         self._unexplained.inc(numeric_field(event, "residue_bytes") or 0.0)

@@ -14,6 +14,7 @@ from scrubber.observability.metrics.labels import OTHER, KnownCodes, non_negativ
 from scrubber.observability.metrics.labels import numeric_field as field_of
 from scrubber.observability.metrics.page import SnapshotMetric
 from scrubber.observability.metrics.status import DeviceStatus
+from scrubber.observability.registry import service_metrics as declared
 from scrubber.ports.record import Event
 
 __all__ = ["MAX_DEVICES", "MAX_XIDS_PER_DEVICE", "DeviceMetrics"]
@@ -48,63 +49,20 @@ class DeviceMetrics:
     def __init__(self, codes: KnownCodes) -> None:
         self._histories: dict[str, _DeviceHistory] = {}
         self._devices: Sequence[DeviceStatus] | None = None
-        one = ("device",)
-        self._state = SnapshotMetric(
-            "scrubber_device_state", "1 for the state of the device.", ("device", "hygiene", "health")
-        )
-        self._info = SnapshotMetric(
-            "scrubber_device_info",
-            "1 for each device, labelled with its index and model.",
-            ("device", "index", "model"),
-        )
-        self._advertised = SnapshotMetric(
-            "scrubber_device_advertised", "1 while the device is advertised to the kubelet as healthy.", one
-        )
-        self._signal = SnapshotMetric(
-            "scrubber_device_condition", "1 while the device has the condition, by code.", ("device", "code")
-        )
-        self._quarantine_start = SnapshotMetric(
-            "scrubber_quarantine_start_timestamp_seconds",
-            "Time at which the device went out of service, by cause and recovery method.",
-            ("device", "cause_class", "recovery_method"),
-        )
-        self._certificate = SnapshotMetric(
-            "scrubber_certificate_issued_timestamp_seconds",
-            "Time at which the device's unused certificate was issued.",
-            one,
-        )
-        self._break_glass = SnapshotMetric(
-            "scrubber_break_glass_active", "1 while a break-glass override is active for the device.", one
-        )
-        self._break_glass_end = SnapshotMetric(
-            "scrubber_break_glass_expiry_timestamp_seconds",
-            "Time at which the device's break-glass override expires.",
-            one,
-        )
-        self._enforcement = SnapshotMetric(
-            "scrubber_devices", "Devices by the enforcement of their policy.", ("enforcement",)
-        )
-        self._coverage = SnapshotMetric(
-            "scrubber_memory_coverage_ratio",
-            "Share of the device's memory that the last clearing slow path verified.",
-            one,
-        )
-        self._rate = SnapshotMetric(
-            "scrubber_clear_rate_bytes_per_second", "Rate at which the last slow path cleared the device's memory.", one
-        )
-        self._steps = SnapshotMetric(
-            "scrubber_last_scrub_step_duration_seconds",
-            "Duration of the steps of the device's last slow path.",
-            ("device", "step", "verdict"),
-        )
-        self._xids = SnapshotMetric(
-            "scrubber_xids", "XIDs reported for the device, by number.", ("device", "code"), counter=True
-        )
-        self._xid_last_seen = SnapshotMetric(
-            "scrubber_xid_last_seen_timestamp_seconds",
-            "Time at which the driver last reported the XID for the device.",
-            ("device", "code"),
-        )
+        self._state = SnapshotMetric(declared.DEVICE_STATE)
+        self._info = SnapshotMetric(declared.DEVICE_INFO)
+        self._advertised = SnapshotMetric(declared.DEVICE_ADVERTISED)
+        self._signal = SnapshotMetric(declared.DEVICE_CONDITION)
+        self._quarantine_start = SnapshotMetric(declared.QUARANTINE_START)
+        self._certificate = SnapshotMetric(declared.CERTIFICATE_ISSUED)
+        self._break_glass = SnapshotMetric(declared.BREAK_GLASS_ACTIVE)
+        self._break_glass_end = SnapshotMetric(declared.BREAK_GLASS_EXPIRY)
+        self._enforcement = SnapshotMetric(declared.DEVICES)
+        self._coverage = SnapshotMetric(declared.MEMORY_COVERAGE)
+        self._rate = SnapshotMetric(declared.CLEAR_RATE)
+        self._steps = SnapshotMetric(declared.LAST_SCRUB_STEP_DURATION)
+        self._xids = SnapshotMetric(declared.XIDS)
+        self._xid_last_seen = SnapshotMetric(declared.XID_LAST_SEEN)
         self._by_record: tuple[
             tuple[SnapshotMetric, Callable[[DeviceStatus], Iterator[tuple[tuple[str, ...], float]]]], ...
         ] = (

@@ -17,7 +17,6 @@ from scrubber.domain.states import OPERATOR_CAUSE
 from scrubber.ports.record import Event
 
 __all__ = [
-    "BUCKETS",
     "OTHER",
     "REFUSAL_CODES",
     "XID",
@@ -32,9 +31,6 @@ __all__ = [
 
 OTHER: Final = "other"
 XID: Final = "xid"
-
-BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-"""Seconds. The client library's default buckets end at 10, where durations of the slow path only begin."""
 
 _MAX_EXEMPLAR_CHARS = 128
 """OpenMetrics: limit of all label names and values of an exemplar together."""

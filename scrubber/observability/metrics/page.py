@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+from scrubber.observability.metrics.create import create_family
+from scrubber.observability.registry.metric_declaration import MetricDeclaration, MetricType
 
 __all__ = ["MetricGroup", "MetricsPage", "Series", "SnapshotMetric"]
 
@@ -91,15 +94,14 @@ _ESCAPED: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class SnapshotMetric:
-    """One gauge or counter; the ``name`` of a counter is given without ``_total``.
+    """One gauge or counter.
 
     Attributes:
         series: values by label values. Never modified in place: it is replaced by a new mapping.
     """
 
-    def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, counter: bool = False) -> None:
-        self._name, self._text, self._labels = name, text, tuple(labels)
-        self._counter = counter
+    def __init__(self, declared: MetricDeclaration) -> None:
+        self._declared = declared
         self.series: Series = {}
         self._rendered: tuple[Series, str] = ({}, "")
 
@@ -109,8 +111,7 @@ class SnapshotMetric:
 
     def family(self, *, empty: bool = False) -> Metric:
         """Return the metric as the client library's type."""
-        kind = CounterMetricFamily if self._counter else GaugeMetricFamily
-        family: CounterMetricFamily | GaugeMetricFamily = kind(self._name, self._text, labels=self._labels)
+        family = create_family(self._declared)
         for values, value in () if empty else self.series.items():
             family.add_metric(values, value)
         return family
@@ -120,15 +121,16 @@ class SnapshotMetric:
         series = self.series
         if self._rendered[0] != series:
             self._rendered = (series, "".join(self._lines(series)))
-        name = self._name if openmetrics or not self._counter else f"{self._name}_total"
-        kind = "counter" if self._counter else "gauge"
-        return f"# HELP {name} {self._text}\n# TYPE {name} {kind}\n{self._rendered[1]}"
+        counter = self._declared.type is MetricType.COUNTER
+        name = self._declared.name.removesuffix("_total") if openmetrics and counter else self._declared.name
+        return f"# HELP {name} {self._declared.help}\n# TYPE {name} {self._declared.type}\n{self._rendered[1]}"
 
     def _lines(self, series: Series) -> Iterator[str]:
-        name = f"{self._name}_total" if self._counter else self._name
+        name, labels = self._declared.name, self._declared.label_names
         for values, value in series.items():
             pairs = ",".join(
-                f'{label}="{said.translate(_ESCAPED)}"' for label, said in zip(self._labels, values, strict=True)
+                f'{label}="{label_value.translate(_ESCAPED)}"'
+                for label, label_value in zip(labels, values, strict=True)
             )
             number: str = floatToGoString(value)  # type: ignore[no-untyped-call]
             yield f"{name}{{{pairs}}} {number}\n" if pairs else f"{name} {number}\n"

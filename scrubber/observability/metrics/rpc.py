@@ -6,10 +6,11 @@ from collections import Counter as Counts
 from typing import Final
 
 import grpc
-from prometheus_client import Histogram
 
-from scrubber.observability.metrics.labels import BUCKETS, OTHER, bounded_label, non_negative_number
+from scrubber.observability.metrics.create import create_histogram
+from scrubber.observability.metrics.labels import OTHER, bounded_label, non_negative_number
 from scrubber.observability.metrics.page import MetricsPage, SnapshotMetric
+from scrubber.observability.registry import service_metrics as declared
 
 __all__ = ["MAX_CALL_SERIES", "MAX_STREAM_SERIES", "RpcMetrics"]
 
@@ -30,16 +31,8 @@ class RpcMetrics:
     """
 
     def __init__(self, page: MetricsPage) -> None:
-        self._duration = Histogram(
-            "scrubber_rpc_duration_seconds",
-            "Duration of calls on the service's sockets, without watch streams.",
-            ("service", "method", "code"),
-            buckets=BUCKETS,
-            registry=page.library_registry,
-        )
-        self.streams = SnapshotMetric(
-            "scrubber_rpc_streams", "Open watch streams on the service's sockets.", ("service", "method")
-        )
+        self._duration = create_histogram(declared.RPC_DURATION, page.library_registry)
+        self.streams = SnapshotMetric(declared.RPC_STREAMS)
         self._open: Counts[tuple[str, str]] = Counts()
         self._call_labels: set[tuple[str, str, str]] = set()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 from typing import Final
 
-from prometheus_client import Counter, Gauge, Histogram
-
-from scrubber.observability.metrics.labels import BUCKETS, OTHER, non_negative_number
+from scrubber.observability.metrics.create import create_counter, create_gauge, create_histogram
+from scrubber.observability.metrics.labels import OTHER, non_negative_number
 from scrubber.observability.metrics.page import MetricsPage, SnapshotMetric
 from scrubber.observability.metrics.status import ServiceStatus
+from scrubber.observability.registry import service_metrics as declared
 from scrubber.ports.record import Event
 
 __all__ = ["ServiceMetrics"]
@@ -17,8 +17,8 @@ __all__ = ["ServiceMetrics"]
 _POLICY_DIGITS: Final = 12
 _HASH_PARTS: Final = 8
 _PART_DIGITS: Final = 8
-_BREAKER_LABELS = frozenset({"resets", "soft-quarantines"})
-_CHILDREN: Final = ("driver", "events", "walker", "zygote", "eraser", "diagnosis")
+_BREAKER_LABELS = frozenset(declared.BREAKER_OPEN.label_values("breaker"))
+_CHILDREN: Final = declared.CHILD_PROCESS_STARTS.label_values("child")
 """Last name components of the modules that run in child processes."""
 
 
@@ -31,57 +31,24 @@ class ServiceMetrics:
 
     def __init__(self, page: MetricsPage) -> None:
         self._create_event_metrics(page)
-        self._handovers_waiting = SnapshotMetric(
-            "scrubber_handovers_waiting", "Container starts waiting for a hand-over."
-        )
-        self._eraser_slots = SnapshotMetric("scrubber_eraser_slots", "Slots of the eraser pool, by state.", ("state",))
-        self._erasers_waiting = SnapshotMetric("scrubber_eraser_queue_length", "Scrubs waiting for an eraser slot.")
-        self._children = SnapshotMetric(
-            "scrubber_child_process_starts",
-            "Child processes started, including replacements.",
-            ("child",),
-            counter=True,
-        )
-        self._abandoned = SnapshotMetric(
-            "scrubber_child_processes_abandoned",
-            "Child processes that did not end in time after SIGKILL.",
-            counter=True,
-        )
-        self._ledger_ok = SnapshotMetric("scrubber_ledger_ok", "1 while the ledger can be written, else 0.")
-        self._ledger_bytes = SnapshotMetric(
-            "scrubber_ledger_size_bytes", "Size of the ledger's database and its write-ahead log."
-        )
+        self._handovers_waiting = SnapshotMetric(declared.HANDOVERS_WAITING)
+        self._eraser_slots = SnapshotMetric(declared.ERASER_SLOTS)
+        self._erasers_waiting = SnapshotMetric(declared.ERASER_QUEUE_LENGTH)
+        self._children = SnapshotMetric(declared.CHILD_PROCESS_STARTS)
+        self._abandoned = SnapshotMetric(declared.CHILD_PROCESSES_ABANDONED)
+        self._ledger_ok = SnapshotMetric(declared.LEDGER_OK)
+        self._ledger_bytes = SnapshotMetric(declared.LEDGER_SIZE)
         # Sequence and whole hash of one row, consistent within one scrape. A sample is a float with 53 bits of
         # precision, hence the parts; the hash as a label would create a new series for each row.
-        self._head = SnapshotMetric("scrubber_audit_head_sequence", "Sequence of the last row of the audit log.")
-        self._hash = SnapshotMetric(
-            "scrubber_audit_head_hash",
-            "SHA-256 of the last row of the audit log, in eight parts of 32 bits; part 0 is the most significant.",
-            ("part",),
-        )
-        self._intact = SnapshotMetric(
-            "scrubber_audit_intact", "1 if the whole audit log was intact at its last verification, else 0."
-        )
-        self._verified = SnapshotMetric(
-            "scrubber_audit_verified_timestamp_seconds", "Time of the last verification of the audit log."
-        )
-        self._kubelet = SnapshotMetric("scrubber_kubelet_trusted", "1 while the kubelet's lists of pods are trusted.")
-        self._restarts = SnapshotMetric(
-            "scrubber_kubelet_restarts", "Restarts of the kubelet that the service detected.", counter=True
-        )
-        self._policy = SnapshotMetric(
-            "scrubber_policy_info",
-            "1 for the policy in force, labelled with its name and digest.",
-            ("policy", "digest"),
-        )
-        self._key = SnapshotMetric(
-            "scrubber_signing_key_info", "1 for the key that signs certificates, labelled with its id.", ("key_id",)
-        )
-        self._build = SnapshotMetric(
-            "scrubber_build_info",
-            "1, labelled with the versions of the service, its backend, the driver and Python.",
-            ("version", "backend", "driver", "python"),
-        )
+        self._head = SnapshotMetric(declared.AUDIT_HEAD_SEQUENCE)
+        self._hash = SnapshotMetric(declared.AUDIT_HEAD_HASH)
+        self._intact = SnapshotMetric(declared.AUDIT_INTACT)
+        self._verified = SnapshotMetric(declared.AUDIT_VERIFIED)
+        self._kubelet = SnapshotMetric(declared.KUBELET_TRUSTED)
+        self._restarts = SnapshotMetric(declared.KUBELET_RESTARTS)
+        self._policy = SnapshotMetric(declared.POLICY_INFO)
+        self._key = SnapshotMetric(declared.SIGNING_KEY_INFO)
+        self._build = SnapshotMetric(declared.BUILD_INFO)
         self.members = (
             *(self._handovers_waiting, self._eraser_slots, self._erasers_waiting, self._children, self._abandoned),
             *(self._ledger_ok, self._ledger_bytes, self._head, self._hash, self._intact, self._verified),
@@ -91,27 +58,13 @@ class ServiceMetrics:
 
     def _create_event_metrics(self, page: MetricsPage) -> None:
         counted = page.library_registry
-        self._lost_lines = Counter("scrubber_log_lines_lost", "Log lines that could not be written.", registry=counted)
-        self._policy_rejected = Gauge(
-            "scrubber_policy_rejected",
-            "1 while the policy file is rejected and the previous policy stays in force.",
-            registry=counted,
-        )
-        self._breaker = Gauge(
-            "scrubber_breaker_open",
-            "1 while the node's circuit breaker is open: for resets by recoveries, or for quarantines on soft signals. Updated every 5 s.",
-            ("breaker",),
-            registry=counted,
-        )
+        self._lost_lines = create_counter(declared.LOG_LINES_LOST, counted)
+        self._policy_rejected = create_gauge(declared.POLICY_REJECTED, counted)
+        self._breaker = create_gauge(declared.BREAKER_OPEN, counted)
         for what in sorted(_BREAKER_LABELS):
             self._breaker.labels(what)
-        self._commits = Histogram(
-            "scrubber_ledger_commit_duration_seconds",
-            "Duration of ledger commits, including the wait for the ledger's thread.",
-            buckets=BUCKETS,
-            registry=counted,
-        )
-        self._failures = Counter("scrubber_ledger_failures", "Ledger commits that failed.", registry=counted)
+        self._commits = create_histogram(declared.LEDGER_COMMIT_DURATION, counted)
+        self._failures = create_counter(declared.LEDGER_FAILURES, counted)
 
     def update(self, status: ServiceStatus) -> None:
         """Update all series."""

@@ -89,5 +89,5 @@ async def leave(stand: Stand, device: Device, place: str, secret: int) -> int:
 async def look(stand: Stand, device: Device, place: str, secret: int) -> tuple[int, int]:
     """Return the bytes of ``secret`` that a new tenant finds in ``place``, and the bytes that it reads."""
     async with running(TENANT, "look", place, str(secret), environment=stand.cuda_environment(device)) as tenant:
-        said = await tenant.line()
-        return int(said["found_bytes"]), int(said["looked_bytes"])
+        message = await tenant.line()
+        return int(message["found_bytes"]), int(message["looked_bytes"])

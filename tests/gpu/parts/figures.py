@@ -12,7 +12,7 @@ from scrubber.adapters.children.request_pool import parse_answer
 from scrubber.adapters.nvidia.driver_requests import driver_arguments, pci_address_of
 from scrubber.adapters.nvidia.event_watch import EVENTS_MODULE
 from scrubber.domain.errors import DeviceFault
-from tests.gpu.nvidia_smi import NotAsked, Smi
+from tests.gpu.nvidia_smi import QueryUnsupported, Smi
 from tests.gpu.outcome import Log
 from tests.gpu.programs import running
 from tests.gpu.stand import Stand
@@ -41,7 +41,7 @@ async def throughput(stand: Stand, log: Log) -> None:
         memset_bytes_per_second=found["memset_bytes_per_second"],
         fill_zero_bytes_per_second=fill,
     )
-    plain = [await slow_path(stand.ports, stand.device, stand.wanted) for _ in range(extent.scrubs)]
+    plain = [await slow_path(stand.ports, stand.device, stand.defaults) for _ in range(extent.scrubs)]
     shares = rates(_typical(plain), {"read": read, "write": write})
     log.passed(
         "bench.passes",
@@ -51,9 +51,9 @@ async def throughput(stand: Stand, log: Log) -> None:
         + " of the run's limit.",
         **shares,
     )
-    _tell_path(log, "bench.slow-path", plain)
-    patterned = [await slow_path(stand.ports, stand.device, stand.wanted, pattern=True) for _ in range(extent.scrubs)]
-    _tell_path(log, "bench.slow-path-with-pattern", patterned)
+    _report_path(log, "bench.slow-path", plain)
+    patterned = [await slow_path(stand.ports, stand.device, stand.defaults, pattern=True) for _ in range(extent.scrubs)]
+    _report_path(log, "bench.slow-path-with-pattern", patterned)
 
 
 def _typical(paths: list[SlowPath]) -> SlowPath:
@@ -61,7 +61,7 @@ def _typical(paths: list[SlowPath]) -> SlowPath:
     return sorted(paths, key=lambda path: path.seconds)[len(paths) // 2]
 
 
-def _tell_path(log: Log, name: str, paths: list[SlowPath]) -> None:
+def _report_path(log: Log, name: str, paths: list[SlowPath]) -> None:
     """Report the median run, by its parts."""
     typical = _typical(paths)
     parts, passes = (
@@ -116,7 +116,7 @@ async def questions(stand: Stand, smi: Smi, log: Log) -> None:
         nonlocal reason
         try:
             return await smi.health(stand.device.parent or stand.device.id)
-        except NotAsked as error:
+        except QueryUnsupported as error:
             reason = str(error)
             return None
 

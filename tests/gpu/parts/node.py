@@ -7,7 +7,7 @@ import os
 from scrubber.domain.device import Device
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.telemetry import HolderKind
-from tests.gpu.nvidia_smi import BYTES_PER_MIB, NotAsked, Smi
+from tests.gpu.nvidia_smi import BYTES_PER_MIB, QueryUnsupported, Smi
 from tests.gpu.outcome import Log
 from tests.gpu.programs import running
 from tests.gpu.stand import Stand
@@ -35,7 +35,7 @@ async def inventory(stand: Stand, smi: Smi, log: Log) -> None:
         log.passed(f"inventory.not-advertised.{address}", reason)
     try:
         theirs = await smi.gpus()
-    except NotAsked as reason:
+    except QueryUnsupported as reason:
         log.unavailable("inventory.nvidia-smi", str(reason))
         return
     parents = {device.parent for device in stand.devices if device.parent is not None}
@@ -90,7 +90,7 @@ async def holders(stand: Stand, log: Log) -> None:
     log.judged(
         "holders.idle",
         above == 0,
-        f"{free} bytes are in use while nobody has the device, {above} above what counts as idle.",
+        f"{free} bytes are in use while the device is idle, {above} above what counts as idle.",
         used_bytes=free,
         above_bytes=above,
     )
@@ -104,8 +104,8 @@ async def holders(stand: Stand, log: Log) -> None:
         if tenant.pid in listed:
             log.passed("holders.listed", "The driver lists it by its PID.")
         elif os.stat("/proc/self/ns/pid").st_ino != _HOST_PID_NAMESPACE:
-            sentence = f"The driver lists {len(listed)} PIDs, by the host's PID namespace: run in it."
-            log.unavailable("holders.listed", sentence)
+            message = f"The driver lists {len(listed)} PIDs, by the host's PID namespace: run in it."
+            log.unavailable("holders.listed", message)
         else:
             log.failed("holders.listed", f"The driver lists {len(listed)} PIDs, and not the one that has a context.")
         nodes = await stand.walked()
@@ -116,7 +116,7 @@ async def holders(stand: Stand, log: Log) -> None:
         log.judged(
             "holders.used-memory",
             used - free >= held,
-            f"{used - free} bytes more are in use; the process asked for {held}.",
+            f"{used - free} bytes more are in use; the process requested {held}.",
             context_bytes=used - free - held,
         )
         log.judged(

@@ -24,12 +24,12 @@ async def reset(stand: Stand, log: Log) -> None:
         together=len(plan.also_reset),
     )
     if not stand.options.allow_reset:
-        log.unavailable("reset", "Nobody asked for it: --allow-reset does.")
+        log.unavailable("reset", "Not requested: pass --allow-reset.")
         return
     if plan.unavailable is not None or plan.blockers:
         log.unavailable("reset", plan.unavailable or " ".join(plan.blockers))
         return
-    async with stand.not_asking():
+    async with stand.without_driver_connections():
         start = time.perf_counter()
         await stand.resetter.reset(stand.device, _DEADLINE)
         seconds = time.perf_counter() - start
@@ -37,6 +37,6 @@ async def reset(stand: Stand, log: Log) -> None:
     log.judged(
         "reset",
         not snapshot.conditions,
-        f"It took {seconds:.1f} s; afterwards {dict(snapshot.conditions) or 'nothing'} stands.",
+        f"It took {seconds:.1f} s; afterwards {dict(snapshot.conditions) or 'nothing'} remains.",
         seconds=seconds,
     )

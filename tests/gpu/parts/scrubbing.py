@@ -39,8 +39,8 @@ async def coverage(stand: Stand, log: Log) -> None:
         and report.verified_bytes + report.not_covered_bytes == report.total_bytes
         and uncovered <= allowed,
         f"{report.verified_bytes} of {reachable} bytes were cleared and verified ({100 * share:.3f} %); "
-        f"{report.failed_bytes} did not read back as zeros, {uncovered} stayed out of reach (at most {allowed} may), "
-        f"{report.unreleased_bytes} are in use although nobody has the device. Not covered: "
+        f"{report.failed_bytes} did not read back as zeros, {uncovered} were unreachable (at most {allowed} may), "
+        f"{report.unreleased_bytes} stay in use although no process holds the device. Not covered: "
         f"{'; '.join(report.not_covered) or 'nothing'}.",
         share=share,
         total_bytes=report.total_bytes,
@@ -80,14 +80,14 @@ async def killed(stand: Stand, log: Log) -> None:
     """SIGKILL in mid-clear: no result, no fence left behind, the memory released, and the next scrub passes."""
     reached, seen = asyncio.Event(), list[EraseProgress]()
 
-    def heard(progress: EraseProgress) -> None:
+    def on_progress(progress: EraseProgress) -> None:
         seen.append(progress)
         if progress.phase == "clear":
             reached.set()
 
     before = await stand.compute_mode()
     request = EraseRequest("killed", audit=True, pattern=True, deadline=_DEADLINE)
-    erasing = asyncio.create_task(stand.eraser.erase(stand.device, request, heard))
+    erasing = asyncio.create_task(stand.eraser.erase(stand.device, request, on_progress))
     try:
         clearing = asyncio.create_task(reached.wait())
         await asyncio.wait({erasing, clearing}, return_when=asyncio.FIRST_COMPLETED)

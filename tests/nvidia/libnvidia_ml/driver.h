@@ -2,7 +2,7 @@
  * A stand-in for NVIDIA's driver library, for machines without a GPU.
  *
  * The unmodified Python binding loads it by name and calls it as it calls the real one. Behind it there is no driver but
- * a directory of small text files, one an attribute, as in sysfs: tests/nvidia/world.py makes them and says what each
+ * a directory of small text files, one an attribute, as in sysfs: tests/nvidia/machine.py makes them and says what each
  * one means. So what the project's children are told, and how they fail, is whatever a test wrote a moment ago.
  *
  * Kept as the real library is documented: reference-counted initialisation, which GPU a call attaches to, the protocol

@@ -1,4 +1,4 @@
-// Which component draws which type of panel. A type that is not here fails the preview: a hole says nothing.
+// The component that draws each panel type. A missing type fails the preview: a gap in the picture would go unnoticed.
 import { TablePanel } from './table.jsx';
 import { TextPanel } from './text.jsx';
 import { TimelinePanel } from './timeline.jsx';

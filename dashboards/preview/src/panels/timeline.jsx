@@ -1,5 +1,5 @@
-// The state timeline and the status history. Grafana's drawing of these two is in its application, not in its packages:
-// what is here are boxes of our own on Grafana's plot, with its axes, colours and legend.
+// The state timeline and the status history. Grafana draws these two in its application, not in its packages:
+// these are our own boxes on Grafana's plot, with its axes, colours and legend.
 import { FieldType, formattedValueToString, getFieldDisplayName, outerJoinDataFrames } from '@grafana/data';
 import { AxisPlacement, ScaleDirection, ScaleOrientation } from '@grafana/schema';
 import { UPlotChart, UPlotConfigBuilder, VizLayout, VizLegend } from '@grafana/ui';
@@ -12,7 +12,7 @@ const PADDING = 4;
 const NARROWEST_NAME = 60;
 const LAST_LABEL = 24;
 
-/** What a row shows, as stretches of samples that look the same: `start` is the first, `end` the one after the last. */
+/** A row as ranges of samples with the same appearance: `start` is the first, `end` the one after the last. */
 function stretches(field, merge, span) {
   const found = [];
   let last;

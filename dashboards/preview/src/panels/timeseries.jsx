@@ -25,7 +25,7 @@ const FALLBACK = {
   },
 };
 
-// What is not a number, a quantile of nothing for example, is a gap.
+// A value that is not a number, such as a quantile without samples, is a gap.
 function plotted(frame) {
   const finite = (field) => ({
     ...field,
@@ -34,7 +34,7 @@ function plotted(frame) {
   return { ...frame, fields: frame.fields.map((field) => (field.type === FieldType.number ? finite(field) : field)) };
 }
 
-// The plot's join forgets display names, by which colours are chosen: the fields themselves bear them.
+// The plot's join drops display names, which select the colours: so the fields themselves carry them.
 function named(frame, data) {
   const bearing = (field) =>
     field.type === FieldType.time ? field : { ...field, name: getFieldDisplayName(field, frame, data) };

@@ -68,10 +68,10 @@ class RawKernel:
         return self._dynamic_shared_bytes
 
     @max_dynamic_shared_size_bytes.setter
-    def max_dynamic_shared_size_bytes(self, wanted: int) -> None:
-        if wanted > runtime.context().gpu.shared_bytes:
+    def max_dynamic_shared_size_bytes(self, requested: int) -> None:
+        if requested > runtime.context().gpu.shared_bytes:
             raise driver.CUDADriverError(_INVALID_VALUE)
-        self._dynamic_shared_bytes = wanted
+        self._dynamic_shared_bytes = requested
 
     @property
     def attributes(self) -> Mapping[str, int]:

@@ -76,7 +76,7 @@ def context() -> HostContext:
 def driverGetVersion() -> int:
     """Return the version; 0 without a driver."""
     try:
-        return int((_seen()[0].world / "state" / "node" / "cuda_version").read_text("ascii"))
+        return int((_seen()[0].machine / "state" / "node" / "cuda_version").read_text("ascii"))
     except CUDARuntimeError:
         return 0
 

@@ -1,0 +1,85 @@
+"""What all output says of a device in the same way: its tenants, why it is out of service, and how it recovers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scrubber.api import scrubber_pb2 as pb
+
+__all__ = [
+    "AUTOMATIC_RECOVERIES",
+    "OUT_OF_SERVICE",
+    "cause_text",
+    "current_tenancies",
+    "is_in_use",
+    "out_of_service_text",
+    "previous_tenancies",
+    "recovery_text",
+    "tenant_name",
+]
+
+AUTOMATIC_RECOVERIES = ("scrub", "reset", "wait")
+"""Recovery methods that the service attempts automatically; the others need an operator."""
+
+OUT_OF_SERVICE = ("quarantined", "condemned")
+"""Health of a device that stays out of service until it recovers or an operator releases it."""
+
+
+def is_in_use(device: pb.Device) -> bool:
+    """Return whether the device is in use.
+
+    Grants of a returned device stay open until a scrub has shown that their pods ended.
+    """
+    return device.hygiene == "in-use"
+
+
+def current_tenancies(device: pb.Device) -> Sequence[pb.OpenGrant]:
+    """Return the grants of the current holders, oldest first."""
+    return device.open_grants if is_in_use(device) else ()
+
+
+def previous_tenancies(device: pb.Device) -> Sequence[pb.OpenGrant]:
+    """Return the grants since the device was last clean, oldest first; none while it is in use."""
+    return () if is_in_use(device) else device.open_grants
+
+
+def tenant_name(device: pb.Device) -> str:
+    """Return namespace, pod and container that the device is assigned to; empty if none."""
+    if not is_in_use(device):
+        return ""
+    return "/".join(part for part in (device.tenant, device.pod, device.container) if part)
+
+
+def recovery_text(device: pb.Device) -> str:
+    """Return what has to happen before the device, which has a cause, returns to service: a full sentence."""
+    from scrubber.domain.states import Cause, RecoveryMethod
+
+    if device.health == "probation" and not device.reset_pending:
+        return "It returns to service after as many clean scrubs as its policy requires."
+    cause, called = device.cause, device.index
+    try:
+        message = Cause(
+            cause.code, cause.message, RecoveryMethod(cause.recovery_method), cause.since, cause.actor
+        ).recovery_message
+    except ValueError:  # a newer service has another recovery method
+        return str(cause.recovery_method) or "-"
+    return message.replace(" DEVICE ", f" {called or 'DEVICE'} ")
+
+
+def cause_text(cause: pb.Cause) -> str:
+    """Return the cause as a full sentence. It may be an operator's reason, which may lack a full stop."""
+    why = cause.message.strip() or cause.code
+    return why if why.endswith((".", "!", "?")) else f"{why}."
+
+
+def out_of_service_text(device: pb.Device) -> str:
+    """Return why the device is not handed over; empty where it is."""
+    if device.advertised:
+        return ""
+    word = {"probation": "on probation", "healthy": "out of service", "suspect": "out of service"}.get(device.health)
+    what = f"Device {device.index or device.id} is {word or device.health or device.state or 'out of service'}"
+    if not device.HasField("cause"):
+        return f"{what}: its state is {device.state}." if device.state not in ("", device.health) else f"{what}."
+    return f"{what}: {cause_text(device.cause)} {recovery_text(device)}"

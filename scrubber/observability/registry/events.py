@@ -1,0 +1,756 @@
+"""The events of both daemons: every name that a log line or a row of the audit log can have.
+
+An event that both daemons write with different fields has a declaration for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from logging import ERROR, INFO, WARNING
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["EVENTS", "EVENTS_BY_SECTION", "Component", "EventDeclaration", "EventField", "EventSection"]
+
+
+class Component(StrEnum):
+    """A daemon, as the key ``component`` of its log lines names it."""
+
+    SERVICE = "service"
+    PLUGIN = "plugin"
+
+
+class EventSection(StrEnum):
+    """A table of ``docs/logs.md``."""
+
+    HANDOVERS = "handovers"
+    SCRUBS = "scrubs"
+    USERS = "users"
+    HEALTH = "health"
+    OPERATORS = "operators"
+    SERVICE = "service"
+    PLUGIN = "plugin"
+    UPSTREAM = "upstream"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class EventField:
+    """A field of an event, with a remark on its values where the name does not explain them."""
+
+    name: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EventDeclaration:
+    """An event of one daemon, or of both where it is the same.
+
+    Attributes:
+        name: ``noun.verb``, in lower case.
+        components: the daemons that write it.
+        levels: its levels as in :mod:`logging`, the usual one first; empty where any level is possible.
+        fields: every field that it can have, besides those of every line.
+        description: what happened, and what to do if that is not obvious; Markdown.
+        audited: whether it is a row of the audit log.
+    """
+
+    name: str
+    components: tuple[Component, ...]
+    levels: tuple[int, ...]
+    fields: tuple[EventField, ...]
+    description: str
+    audited: bool = False
+
+
+_Field = str | EventField
+
+
+def _fields(fields: tuple[_Field, ...]) -> tuple[EventField, ...]:
+    return tuple(EventField(each) if isinstance(each, str) else each for each in fields)
+
+
+def _audited(name: str, level: int | tuple[int, ...], fields: tuple[_Field, ...], description: str) -> EventDeclaration:
+    """Declare an event of the service that is a row of the audit log."""
+    levels = level if isinstance(level, tuple) else (level,)
+    return EventDeclaration(name, (Component.SERVICE,), levels, _fields(fields), description, audited=True)
+
+
+def _service(name: str, level: int, fields: tuple[_Field, ...], description: str) -> EventDeclaration:
+    """Declare an event of the service that is not in the audit log."""
+    return EventDeclaration(name, (Component.SERVICE,), (level,), _fields(fields), description)
+
+
+def _plugin(name: str, level: int, fields: tuple[_Field, ...], description: str) -> EventDeclaration:
+    """Declare an event of the plugin."""
+    return EventDeclaration(name, (Component.PLUGIN,), (level,), _fields(fields), description)
+
+
+def _both(name: str, level: int | None, fields: tuple[_Field, ...], description: str) -> EventDeclaration:
+    """Declare an event of both daemons; ``level`` is None where any level is possible."""
+    return EventDeclaration(name, tuple(Component), () if level is None else (level,), _fields(fields), description)
+
+
+_OF_A_REFUSAL: Final = ("method", "resource", "devices", "code", "message", "public_message")
+_OF_A_HEALTH_CHANGE: Final = ("device", "scrub_id", "cause", "message", "recovery_method", "tenant")
+
+_HANDOVERS: Final = (
+    _audited(
+        "handover.granted",
+        INFO,
+        (
+            *("device", "scrub_id", "kind", "path", "grant", "certificate", "base_certificate", "exception"),
+            *("tenant", "pod", "container", "duration_seconds"),
+        ),
+        "The device was granted to its tenant. `scrub_id` is the check of this hand-over. `base_certificate` is the last "
+        "scrub's certificate; it is `null` where an operator or `observe` permitted the start. `exception` is the policy's "
+        "exception, where no certificate was required.",
+    ),
+    _plugin(
+        "handover.granted",
+        INFO,
+        ("resource", "devices", "paths", "certificates", "duration_seconds"),
+        "The same from the kubelet's side: one line for each container start.",
+    ),
+    _service(
+        "handover.refused",
+        WARNING,
+        ("device", "code", "message", "duration_seconds"),
+        "A start has to wait, or is impossible. The kubelet tries again by itself; if it continues, look up `code` in "
+        "[codes](codes.md).",
+    ),
+    _plugin("handover.refused", WARNING, _OF_A_REFUSAL, "The same; `public_message` is the text in the pod's status."),
+    _plugin(
+        "handover.device-mismatch",
+        ERROR,
+        ("resource", "devices", "granted_devices", "message"),
+        "The service maps the ids to other devices than the plugin does. The plugin reports the mapping again at once; if "
+        "this persists, restart the plugin.",
+    ),
+    _plugin(
+        "allocation.granted",
+        INFO,
+        ("method", "resource", "devices", EventField("ids", "the vendor's, in front of a vendor's plugin")),
+        "The kubelet's `Allocate` was answered.",
+    ),
+    _plugin(
+        "allocation.refused",
+        WARNING,
+        _OF_A_REFUSAL,
+        "The device is out of service, or is not ours. The pod has failed, because the kubelet does not try again.",
+    ),
+    _plugin(
+        "allocation.unreported",
+        WARNING,
+        ("resource", "devices", "message"),
+        "The call was answered although the service did not respond. The hand-over reports the allocation later. Find out "
+        "why the service is slow.",
+    ),
+    _plugin(
+        "preferred-allocation.refused",
+        WARNING,
+        ("method", "resource", "code", "message", "public_message"),
+        "The kubelet's request for the preferred devices could not be answered; the kubelet chooses without an answer.",
+    ),
+    _audited(
+        "device.appeared",
+        INFO,
+        ("device",),
+        "The device was not present when the service started. It is dirty until it is scrubbed.",
+    ),
+    _audited("device.released", INFO, ("device", "tenant"), "The pod is over. The device is dirty from now on."),
+    _audited(
+        "device.adopted",
+        INFO,
+        ("device", "tenant", "pod"),
+        "A pod used the device before the service started to watch it. The device is left alone until the pod is over.",
+    ),
+    _audited(
+        "device.marked-dirty",
+        WARNING,
+        ("device",),
+        "The certificate of a clean device became void: a process held the device although no pod was granted it "
+        "(`unauthorized.use.detected` identifies the process), or another device was reset together with it.",
+    ),
+    _service(
+        "device.not-advertised",
+        WARNING,
+        ("device", "message"),
+        "The backend leaves the device out of what it advertises; `message` has the reason.",
+    ),
+    _plugin(
+        "device.healthy",
+        INFO,
+        ("device", EventField("verdict", "`advertised`"), "message"),
+        "The device is reported to the kubelet as healthy.",
+    ),
+    _plugin(
+        "device.unhealthy",
+        WARNING,
+        ("device", "verdict", "message"),
+        "The device is reported to the kubelet as unhealthy, and `message` has the reason. `verdict` is `withheld` (out of "
+        "service, gone from the node, or no service is available) or `unknown` (no service that is ready has reported the "
+        "device's state yet).",
+    ),
+    _audited(
+        "grant.identified",
+        INFO,
+        ("device", "grant", "tenant", "pod", "container"),
+        "The pod of a grant, or the container that started on it, became known after the grant.",
+    ),
+    _audited("certificate.issued", INFO, ("device", "scrub_id", "certificate", "path"), "The device was proved clean."),
+    _audited(
+        "certificate.voided",
+        WARNING,
+        ("device", EventField("reason", "`watch-gap`, `kubelet-restart`"), "message"),
+        "What was proved about the device is no longer certain: nothing watched its users for a time, or a restarted kubelet "
+        "may have started containers without a hand-over. The device is scrubbed before it is granted again. If `watch-gap` "
+        "is frequent, the node is overloaded.",
+    ),
+)
+
+_SCRUBS: Final = (
+    _audited(
+        "scrub.started",
+        INFO,
+        ("device", "scrub_id", "path", "trigger", "tenant"),
+        "The slow path begins; `tenant` used the device last.",
+    ),
+    _audited(
+        "scrub.finished",
+        INFO,
+        (
+            *("device", "scrub_id", "path", "trigger", "outcome", "duration_seconds", "residue_bytes", "cleared_bytes"),
+            *("leftovers_killed", "tenant", "message"),
+        ),
+        "The outcome of the scrub. `blocked` is retried automatically; `failed` is followed by `health.quarantined`. `abandoned`: the scrub "
+        "was stopped, or the service ended during it; in the second case `duration_seconds` is null.",
+    ),
+    _audited(
+        "leftover.process.killed",
+        WARNING,
+        ("device", "scrub_id", "pid"),
+        "A process of a pod that was over still ran, and was killed. Its command is not recorded. Where its pod is certain, "
+        "`tenant` of `scrub.finished` is the pod's tenant.",
+    ),
+    _audited(
+        "leftover.pod.killed",
+        WARNING,
+        ("device", "scrub_id", "pod_uid", "tenant"),
+        "All processes of such a pod were killed together. If this is frequent for one tenant, find out what its pods leave "
+        "behind.",
+    ),
+    _audited(
+        "eraser.orphan.found",
+        WARNING,
+        ("device", "scrub_id", "pid", "killed"),
+        "An eraser of a service that was killed still held the device. `killed: false`: see `health.quarantined`.",
+    ),
+    _audited(
+        "reset.finished",
+        INFO,
+        ("device", "scrub_id", EventField("outcome", "`ok`, or the [code](codes.md) of the finding that prevented it")),
+        "The reset of a scrub was made, or could not be made.",
+    ),
+    _audited(
+        "residue.unexplained",
+        ERROR,
+        ("device", "scrub_id", "residue_bytes", "certificate", "message"),
+        "Data was found on a device that had been proved clean and was granted to no pod since. Runbook "
+        "`ScrubberResidueAfterCertificate`.",
+    ),
+)
+
+_USERS: Final = (
+    _audited(
+        "unauthorized.use.detected",
+        WARNING,
+        ("device", "use", "pid", "command", "pod_uid", "state", "resource", "message"),
+        "A process uses a device without a grant, or another plugin assigned the device to a pod. Runbook "
+        "`ScrubberUnauthorizedUse`. [Tenancy](tenancy.md) describes the possible users, and the actions of the policy.",
+    ),
+    _audited(
+        "unauthorized.process.killed",
+        WARNING,
+        ("device", "scrub_id", "pid", "pod_uid", EventField("tenant", "`null`: not a pod that had the device")),
+        "A process that used the device without a grant was killed, as the policy requires.",
+    ),
+    _audited(
+        "uninspected.process.found",
+        WARNING,
+        (
+            *("device", "scrub_id", EventField("pid", "0: a control group whose processes come and go"), "pod_uid"),
+            *("processes", "walks", "blocks", "message", EventField("tenant", "`null`")),
+        ),
+        "Several walks over `/proc` did not finish inspecting these processes. `blocks`: the device is not scrubbed because "
+        "of them. Find out why the pod has so many descriptors open; the policy's `uninspectedProcesses` can kill such processes of pods.",
+    ),
+    _audited(
+        "uninspected.process.killed",
+        WARNING,
+        ("device", "scrub_id", "pid", "pod_uid", EventField("tenant", "`null`")),
+        "Such a process of a pod was killed, as the policy requires.",
+    ),
+    _audited(
+        "tenant.flagged",
+        ERROR,
+        ("device", "tenant", "quarantines", "message"),
+        "Devices go out of service again and again while one tenant uses them. Runbook `ScrubberTenantCausesQuarantines`.",
+    ),
+)
+
+_HEALTH: Final = (
+    _audited(
+        "health.errors-reported",
+        (WARNING, INFO),
+        ("device", "code", "class", "new", "total", "tenant", "message"),
+        "The driver reported XIDs of one code. Info where their class in the policy means that the device is not at fault.",
+    ),
+    _audited("health.suspect", WARNING, _OF_A_HEALTH_CHANGE, "The device has a warning and is still handed out."),
+    _audited(
+        "health.quarantined",
+        ERROR,
+        _OF_A_HEALTH_CHANGE,
+        "The device is out of service. `recovery_method: operator`: an operator has to inspect it. The alert that fires "
+        "names the runbook.",
+    ),
+    _audited("health.recovering", INFO, _OF_A_HEALTH_CHANGE, "The service tries to return the device to service."),
+    _audited(
+        "health.recovery-failed",
+        WARNING,
+        _OF_A_HEALTH_CHANGE,
+        "The attempt failed; the service tries again until the attempts are used up.",
+    ),
+    _audited(
+        "health.probation",
+        INFO,
+        _OF_A_HEALTH_CHANGE,
+        "The device returns to service after as many clean scrubs as the policy requires (`probationScrubs`).",
+    ),
+    _audited("health.healthy", INFO, _OF_A_HEALTH_CHANGE, "The device is back in service, or no longer suspect."),
+    _audited(
+        "health.condemned",
+        ERROR,
+        _OF_A_HEALTH_CHANGE,
+        "The service makes no further attempts. Runbook `ScrubberDeviceCondemned`.",
+    ),
+    _audited(
+        "breaker.opened",
+        ERROR,
+        ("breaker", "message"),
+        "Too many automatic actions on the node at once: recoveries make no resets, or soft signals take no further devices "
+        "out of service. Look for a common cause. Runbook `ScrubberBreakerOpen`.",
+    ),
+    _audited("breaker.closed", INFO, ("breaker", "message"), "These actions are made again."),
+    _audited(
+        "baseline.recorded",
+        INFO,
+        ("device", "model", "serial", "vbios", "inforom"),
+        "The expected values of the device from now on: those that its driver reports when the device is first seen, and "
+        "later those that it reports for the first time.",
+    ),
+    _audited(
+        "baseline.accepted",
+        WARNING,
+        ("device", "reason"),
+        "An operator accepted the device's present values. `previous_…` and `current_…` are the expected values before and "
+        "after it.",
+    ),
+    _service(
+        "driver.unavailable",
+        WARNING,
+        ("message",),
+        "The driver does not answer while the service starts; the service waits for it.",
+    ),
+)
+
+_OPERATORS: Final = (
+    _audited("operator.quarantined", WARNING, ("device", "reason"), "`actor` took the device out of service."),
+    _audited("operator.released", INFO, ("device", "reason"), "`actor` released the device from quarantine."),
+    _audited(
+        "operator.reset",
+        WARNING,
+        ("device", "scrub_id", "reason"),
+        "`actor` ordered a reset; `reset.finished` of the same scrub has the result.",
+    ),
+    _audited(
+        "break-glass.started",
+        ERROR,
+        ("device", "reason", "duration_seconds", "expires_at", "state"),
+        "An operator started a break-glass override: the device is handed out regardless of its state. Runbook "
+        "`ScrubberBreakGlassActive`.",
+    ),
+    _audited("break-glass.ended", WARNING, ("device", "message"), "The override has ended; `message` has the reason."),
+)
+
+_SERVICE: Final = (
+    _audited(
+        "service.started",
+        INFO,
+        ("devices", "abandoned_scrubs", "key_id"),
+        "The ledger was read; next, the devices are inspected.",
+    ),
+    _service(
+        "service.ready",
+        INFO,
+        ("devices", "policy", "version", "key_id", "audit_head"),
+        "From now on hand-overs are answered.",
+    ),
+    _service("service.stopping", INFO, (), "The service was asked to stop."),
+    _service("service.stopped", INFO, (), "The service has ended in an orderly way."),
+    _service(
+        "service.failed",
+        ERROR,
+        ("traceback",),
+        "A defect in this program ended the service. The supervisor starts it again, and every device that no pod has is "
+        "scrubbed. Please report it.",
+    ),
+    _service("api.serving", INFO, ("directory",), "The sockets accept calls."),
+    _service("api.refused", INFO, ("method", "error", "code", "message", "caller"), "A caller was refused."),
+    _both(
+        "api.failed",
+        ERROR,
+        ("method", "traceback"),
+        "A call failed because of a defect in this program; the caller received no details. Please report it.",
+    ),
+    _service(
+        "admin.caller-refused", WARNING, ("uid", "pid"), "A user who is not an operator called on the admin socket."
+    ),
+    _service(
+        "admin.too-many-connections",
+        WARNING,
+        ("uid", "pid", "connections"),
+        "A caller was refused because too many connections are open: find out which process opens them, and why.",
+    ),
+    _service("admin.connection-closed", INFO, ("uid",), "A silent connection was closed to make room."),
+    _service(
+        "admin.relay-failed",
+        ERROR,
+        ("message",),
+        "A connection could not be passed on. Check whether the node is out of file descriptors or memory.",
+    ),
+    _audited(
+        "policy.accepted",
+        INFO,
+        ("policy", "digest", "changed", "message"),
+        "The policy was read again; `message` names the settings that take effect at the next start only.",
+    ),
+    _audited(
+        "policy.rejected",
+        ERROR,
+        ("message",),
+        "The policy file is invalid, and the previous policy stays in force. Runbook `ScrubberPolicyRejected`.",
+    ),
+    _service(
+        "policy.xids-disabled",
+        WARNING,
+        ("message",),
+        "`DP_DISABLE_HEALTHCHECKS` is set, so XIDs are ignored. Prefer to set this in the policy.",
+    ),
+    _service("key.loaded", INFO, ("key_id",), "The key that signs certificates was read."),
+    _audited(
+        "key.created",
+        WARNING,
+        ("key_id",),
+        "There was no key, so one was created. Everyone who verifies this node's certificates needs the new one.",
+    ),
+    _service(
+        "audit.head-published",
+        INFO,
+        ("head",),
+        "The head of the audit log, at most once a minute, to be kept outside the node ([audit](audit.md)).",
+    ),
+    _service("audit.broken", ERROR, ("message",), "The audit log was changed. Runbook `ScrubberAuditBroken`."),
+    _service(
+        "audit.unverified",
+        WARNING,
+        ("message",),
+        "The audit log could not be verified; this is tried again in a minute.",
+    ),
+    _service(
+        "kubelet.untrusted",
+        WARNING,
+        ("trust", "message"),
+        "The service is not certain which pod has which device. Runbook `ScrubberKubeletUntrusted`.",
+    ),
+    _service("kubelet.trusted", INFO, (), "It is certain again."),
+    _both("metrics.serving", INFO, ("address", "encrypted"), "The address that Prometheus may scrape."),
+    _both(
+        "metrics.unavailable",
+        WARNING,
+        ("message",),
+        "The default address of the metrics is in use, so there are no metrics. Set `--metrics-address`; then an address in "
+        "use is an error.",
+    ),
+    _both("metrics.scrape-failed", WARNING, ("message",), "A scrape failed."),
+    _both("traces.exporting", INFO, ("endpoint", "encrypted", "sampler"), "Traces are sent ([tracing](tracing.md))."),
+    _both(
+        "traces.lost",
+        WARNING,
+        ("lost_spans", "message"),
+        "The number of spans that could not be sent since the last such line; nothing waits for them. At most once a minute, "
+        "and at the stop for the remaining ones.",
+    ),
+    _both(
+        "library.logged",
+        None,
+        ("logger", "message", "traceback"),
+        "A library's own message at its own level, from warnings on.",
+    ),
+)
+
+_PLUGIN: Final = (
+    _plugin(
+        "plugin.started", INFO, ("version", "kubelet", "service"), "The plugin started; it uses these directories."
+    ),
+    _plugin("plugin.serving", INFO, ("resource", "socket"), "The plugin serves a socket for the kubelet."),
+    _plugin(
+        "plugin.standby",
+        INFO,
+        ("resource",),
+        "Another instance of the plugin is registered. This one takes over when the other has ended.",
+    ),
+    _plugin(
+        "plugin.stopping",
+        INFO,
+        (),
+        "The plugin was asked to stop. The kubelet's streams end now, so no pod is placed on these devices.",
+    ),
+    _plugin("plugin.stopped", INFO, (), "The plugin has ended in an orderly way."),
+    _plugin(
+        "plugin.failed",
+        ERROR,
+        ("traceback",),
+        "A defect in this program ended the plugin; the supervisor starts it again. Please report it.",
+    ),
+    _plugin("plugin.sockets-removed", INFO, ("paths",), "Sockets that a killed plugin had left behind were removed."),
+    _plugin(
+        "plugin.disable-healthchecks-ignored",
+        WARNING,
+        ("message",),
+        "`DP_DISABLE_HEALTHCHECKS` has no effect on the plugin: set it for the service or, preferably, in the policy.",
+    ),
+    _plugin(
+        "plugin.devices-by-index",
+        WARNING,
+        ("message",),
+        "Containers get device indices, which may refer to other GPUs later. Choose UUIDs.",
+    ),
+    _plugin(
+        "kubelet.unavailable",
+        WARNING,
+        ("resource", "message", "waited_seconds"),
+        "The plugin waits for the kubelet, and logs this every half minute. Runbook `ScrubberPluginNotRegistered`.",
+    ),
+    _plugin("kubelet.available", INFO, ("resource", "waited_seconds"), "The kubelet is back."),
+    _plugin(
+        "kubelet.registered", INFO, ("resource", "mode", "socket"), "The kubelet receives the plugin's device list."
+    ),
+    _plugin(
+        "kubelet.registration-lost",
+        WARNING,
+        ("resource", "reason", "mode", "message"),
+        "The kubelet no longer receives it. Normal when the kubelet restarts.",
+    ),
+    _plugin(
+        "kubelet.registration-refused",
+        ERROR,
+        ("resource", "message"),
+        "The kubelet refuses the plugin, which tries again automatically. Check whether another plugin has the same "
+        "resource.",
+    ),
+    _plugin(
+        "service.unavailable",
+        WARNING,
+        ("message", "waited_seconds"),
+        "The service does not answer; the plugin keeps trying. Runbook `ScrubberServiceDown`.",
+    ),
+    _plugin(
+        "service.grace-period-expired",
+        ERROR,
+        ("message",),
+        "The service has not answered for too long: every device is reported to the kubelet as unhealthy.",
+    ),
+    _plugin("service.available", INFO, ("epoch", "ready", "waited_seconds"), "The service is back."),
+    _plugin(
+        "service.instance-changed",
+        INFO,
+        ("epoch", "devices"),
+        "The plugin is connected to a run of the service that it did not know before.",
+    ),
+    _plugin(
+        "resource-mapping.failed",
+        WARNING,
+        ("resource", "message"),
+        "The meaning of the kubelet's ids could not be reported to the service; the plugin tries again.",
+    ),
+    _plugin(
+        "resource-mapping.refused",
+        ERROR,
+        ("resource", "message"),
+        "The service refused the meaning of the kubelet's ids; `message` has the reason.",
+    ),
+    _plugin(
+        "policy.envvar-refused",
+        ERROR,
+        ("message", "remedy"),
+        "The policy does not allow devices to be announced by an environment variable, so no GPU is handed out. Do what "
+        "`remedy` says.",
+    ),
+    _plugin("node.not-advertised", ERROR, ("message",), "The node does not match the plugin's configuration."),
+    _plugin("node.advertised", INFO, (), "The node matches the plugin's configuration again."),
+    _plugin("node.partially-advertised", WARNING, ("message",), "Some devices are not advertised."),
+    _plugin(
+        "cdi.written", INFO, ("path", "devices", "driver"), "The CDI specification for container runtimes was written."
+    ),
+    _plugin(
+        "cdi.failed",
+        ERROR,
+        ("message",),
+        "The CDI specification cannot be written; the devices that it does not have yet are not handed out.",
+    ),
+    _plugin("cdi.hook-missing", WARNING, ("message", "remedy"), "Install NVIDIA's container toolkit."),
+)
+
+_UPSTREAM: Final = (
+    _plugin("upstream-registry.serving", INFO, ("socket",), "Vendors' plugins may register here."),
+    _plugin(
+        "upstream-registry.socket-rotated",
+        WARNING,
+        ("message",),
+        "The socket is created again, so that the vendors' plugins register again.",
+    ),
+    _plugin(
+        "upstream-registry.waiting",
+        WARNING,
+        ("directory", "waited_seconds"),
+        "Another instance of our plugin uses the directory. Check whether an old one still runs.",
+    ),
+    _plugin("upstream-registry.acquired", INFO, ("directory", "waited_seconds"), "This instance uses it now."),
+    _plugin("upstream.registered", INFO, ("resource", "socket"), "A vendor's plugin has registered."),
+    _plugin(
+        "upstream.registration-refused",
+        WARNING,
+        ("resource", "endpoint", "message"),
+        "The registration of a vendor's plugin was refused.",
+    ),
+    _plugin(
+        "upstream.disconnected",
+        WARNING,
+        ("resource", "message"),
+        "The connection to the vendor's plugin is lost; that plugin's log has the reason.",
+    ),
+    _plugin(
+        "upstream.device-healthy",
+        INFO,
+        ("resource", EventField("device", "the id that the vendor's plugin lists")),
+        "The device is reported to the kubelet as healthy.",
+    ),
+    _plugin(
+        "upstream.device-unhealthy",
+        INFO,
+        ("resource", "device", "message"),
+        "The device is reported to the kubelet as unhealthy, and `message` has the reason.",
+    ),
+    _plugin(
+        "upstream.device-refused",
+        ERROR,
+        ("resource", "device", "message"),
+        "The device is not handed out: the meaning of the vendor's id is unknown or contradicts its earlier meaning.",
+    ),
+    _plugin(
+        "upstream.paused",
+        ERROR,
+        ("resource", "message"),
+        "The vendor's plugin did not answer a call, and is not called for a minute.",
+    ),
+    _plugin(
+        "upstream.rejected",
+        ERROR,
+        ("resource", "message"),
+        "The vendor's plugin gave an unusable answer, such as one with a device that was not requested. It is not used until "
+        "it registers again.",
+    ),
+    _plugin(
+        "upstream.call-refused",
+        WARNING,
+        ("method", "resource", "devices", "message"),
+        "The vendor's plugin refused a call; its message is passed on to the kubelet.",
+    ),
+    _plugin(
+        "upstream.preference-ignored",
+        WARNING,
+        ("method", "resource", "message"),
+        "The vendor's plugin returned no usable preference; ours was used.",
+    ),
+)
+
+_CLUSTER: Final = (
+    _plugin(
+        "cluster.updated",
+        INFO,
+        ("node", "credentials"),
+        "The plugin writes events, condition and labels to the API server from now on ([cluster](cluster.md)).",
+    ),
+    _plugin("cluster.not-updated", INFO, ("message",), "It does not; `message` has the reason."),
+    _plugin(
+        "cluster.standby",
+        INFO,
+        ("node",),
+        "Another instance of the plugin writes. This one takes over when the other has ended.",
+    ),
+    _plugin(
+        "cluster.write-failed",
+        WARNING,
+        ("kind", "message", "waited_seconds"),
+        "`kind` could not be written, which is tried again. Check the permissions of the role.",
+    ),
+    _plugin("cluster.write-succeeded", INFO, ("kind", "waited_seconds"), "`kind` can be written again."),
+    _plugin(
+        "cluster.failed",
+        ERROR,
+        ("traceback",),
+        "A defect in this program interrupted the reporting, which starts again. Please report it.",
+    ),
+    _plugin(
+        "cluster.shutdown-update-failed",
+        INFO,
+        ("message",),
+        "The condition could not be updated when the plugin stopped.",
+    ),
+    _plugin("cluster.event-refused", WARNING, ("about", "kind", "message"), "The API server refused one event."),
+    _plugin("pod.evicted", WARNING, ("tenant", "pod", "message"), "The pod was evicted, as the policy requires."),
+    _plugin(
+        "eviction.refused",
+        WARNING,
+        ("tenant", "pod", "message"),
+        "The API server refused the eviction, which is tried again later.",
+    ),
+    _plugin("eviction.delayed", INFO, ("tenant", "pod", "message"), "A disruption budget delays the eviction."),
+    _plugin(
+        "eviction.withdrawn",
+        WARNING,
+        ("tenant", "pod", "message"),
+        "The request was cancelled; it may have reached the API server all the same.",
+    ),
+)
+
+EVENTS_BY_SECTION: Final[Mapping[EventSection, tuple[EventDeclaration, ...]]] = MappingProxyType(
+    {
+        EventSection.HANDOVERS: _HANDOVERS,
+        EventSection.SCRUBS: _SCRUBS,
+        EventSection.USERS: _USERS,
+        EventSection.HEALTH: _HEALTH,
+        EventSection.OPERATORS: _OPERATORS,
+        EventSection.SERVICE: _SERVICE,
+        EventSection.PLUGIN: _PLUGIN,
+        EventSection.UPSTREAM: _UPSTREAM,
+        EventSection.CLUSTER: _CLUSTER,
+    }
+)
+"""Every event, in the order of the page."""
+
+EVENTS: Final = tuple(chain.from_iterable(EVENTS_BY_SECTION.values()))

@@ -1,0 +1,459 @@
+"""Scenarios: everything that can happen in a simulated cluster, as acts with choices, and the repair at the end of a scenario.
+
+A plot is a list of steps: an act, its choices, and the time that passes after it. Choices of a pod or a process are
+numbers modulo the existing ones, so that a plot stays valid when steps are removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scrubber.domain.assignment import Trust
+from scrubber.domain.errors import ScrubberError
+from scrubber.domain.evidence import PathKind
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.policy import BreakerRule, Policy, RequiredProof, ResetMode
+from scrubber.domain.record import DeviceRecord
+from scrubber.domain.states import Health, Hygiene, RecoveryMethod
+from tests.simulation.cluster import DEFAULT, SimulatedCluster
+from tests.simulation.faults import inject_fault
+from tests.simulation.kubelet import START_SECONDS, Gone, Tenant
+from tests.simulation.ledger_store import CrashPoint
+from tests.simulation.life import start_outside_service
+from tests.simulation.process_table import Proc
+from tests.simulation.service import Pace
+from tests.simulation.timeline import Livelock, VirtualLoop
+
+__all__ = ["DEVICES", "POLICIES", "Plot", "Scenario", "Step", "play_plot", "shortest"]
+
+DEVICES = 3
+STRICT = Policy(
+    name="strict",
+    digest="sha256:strict",
+    required_proofs=dict.fromkeys(HandOverKind, RequiredProof.CERTIFICATE),
+    reset=ResetMode.REQUIRED,
+    error_classes=DEFAULT.error_classes,
+    signals=DEFAULT.signals,
+)
+TRUSTED = Policy(
+    name="trusted",
+    digest="sha256:trusted",
+    required_proofs={
+        **DEFAULT.required_proofs,
+        HandOverKind.SAME_POD: RequiredProof.CHECKS,
+        HandOverKind.SAME_TENANT: RequiredProof.CHECKS,
+    },
+    error_classes=DEFAULT.error_classes,
+    signals=DEFAULT.signals,
+)
+POLICIES = {policy.name: policy for policy in (DEFAULT, STRICT, TRUSTED)}
+MANY_RESETS = BreakerRule(max_resets=10_000)
+"""A scenario has more faults in minutes than a node in an hour; work stopped by its breaker would wait for the end
+of the hour."""
+
+SUPERVISOR_WAITS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One act by the name of a method of :class:`Scenario`, its choices, and the seconds that pass after it."""
+
+    act: str
+    choices: dict[str, Any]
+    then: float
+
+    def __str__(self) -> str:
+        chosen = ", ".join(f"{name}={value!r}" for name, value in self.choices.items())
+        return f"{self.act}({chosen}), then {self.then:g} s"
+
+
+Plot = tuple[Step, ...]
+
+
+def play_plot(policy: str, plot: Plot) -> str | None:
+    """Play ``plot`` in a new simulated cluster, and repair that at the end; return the first failure, or None."""
+    story = Scenario(replace(POLICIES[policy], breaker=MANY_RESETS))
+    try:
+        return story.play(plot)
+    finally:
+        story.close()
+
+
+def shortest(policy: str, plot: Plot, *, tries: int = 300) -> Plot:
+    """Return ``plot`` without the steps that its failure does not need."""
+    manner = _manner(play_plot(policy, plot))
+    size = max(1, len(plot) // 2)
+    while tries > 0:
+        left_out, at = False, 0
+        while at < len(plot) and tries > 0:
+            candidate, tries = plot[:at] + plot[at + size :], tries - 1
+            if _manner(play_plot(policy, candidate)) == manner:
+                plot, left_out = candidate, True
+            else:
+                at += size
+        if size == 1 and not left_out:
+            break
+        size = max(1, size // 2)
+    return plot
+
+
+def _manner(wrong: str | None) -> str:
+    """Return the kind of a failure: numbers and times differ between attempts."""
+    return re.sub(r"[\d.]+", "#", wrong or "")[:50]
+
+
+class Scenario:
+    """One cluster and every possible act in it. A service that died is restarted by its supervisor."""
+
+    def __init__(self, policy: Policy, devices: int = DEVICES, pace: Pace | None = None) -> None:
+        self._loop = VirtualLoop()
+        self._hosts: list[Proc] = []
+        self._away = SUPERVISOR_WAITS
+        self.cluster: SimulatedCluster
+
+        async def begin() -> None:
+            self.cluster = SimulatedCluster(devices, policy, pace=pace)
+            await self.cluster.start_service()
+            start_outside_service(self._supervise(), "supervisor")
+
+        self._loop.run_until_complete(begin())
+
+    async def _supervise(self) -> None:
+        while True:
+            await asyncio.sleep(self._away)
+            self._away = SUPERVISOR_WAITS
+            if not self.cluster.serving:
+                await self.cluster.start_service()
+
+    def play(self, plot: Plot) -> str | None:
+        """Play every step, then repair the cluster; stop at the first failure and return it."""
+        try:
+            for step in plot:
+                self._loop.run_until_complete(self._act(step))
+                if self.cluster.laws.breaches:
+                    break
+            else:
+                self._loop.run_until_complete(self.ends())
+        except (AssertionError, Livelock) as wrong:
+            return self.cluster.laws.breaches[0] if self.cluster.laws.breaches else f"{type(wrong).__name__}: {wrong}"
+        return self.cluster.laws.breaches[0] if self.cluster.laws.breaches else None
+
+    async def ends(self) -> None:
+        """Repair the cluster, and let every waiting pod start."""
+        await _EndWell(self).describe()
+
+    async def _act(self, step: Step) -> None:
+        acted = getattr(self, step.act)(**step.choices)
+        if asyncio.iscoroutine(acted):
+            await acted
+        await asyncio.sleep(step.then)
+        self.cluster.check_laws()
+
+    def close(self) -> None:
+        """End every task of this world."""
+        self._loop.run_until_complete(self.cluster.end())
+        self._loop.close()
+        assert [each for each in self._loop.unretrieved if "Killed(" not in each] == []
+
+    # -- pods ------------------------------------------------------------------------------------------------------
+
+    async def a_pod_is_admitted(self, namespace: str, name: str, device_count: int, kind: str) -> None:
+        """Admit a pod.
+
+        ``kind``: plain, init (an init container uses the devices first), late (to start) or slow (to open them).
+        """
+        cluster = self.cluster
+        free = [device for device in cluster.kubelet.free() if self._advertised(device)]
+        numbers = [list(cluster.process_table.gpus).index(device) for device in free[:device_count]]
+        names = {(each.pod.namespace, each.pod.name) for each in cluster.kubelet.tenants if each.listed}
+        if numbers and (namespace, name) not in names:
+            starts_after = 2.0 if kind == "late" else START_SECONDS
+            opens_after = 3.0 if kind == "slow" else 0.0
+            await cluster.admit(
+                namespace, name, numbers, init=kind == "init", starts_after=starts_after, opens_after=opens_after
+            )
+
+    async def a_pod_follows_another(self, namespace: str, device_count: int, writes: bool, lives_on: float) -> None:
+        """Delete the oldest pod by force; it lives on, and its devices go to the next one at once."""
+        tenant = self._listed(0)
+        if tenant is not None:
+            if writes:
+                self.cluster.write_all(tenant)
+            self.cluster.kubelet.force_delete(tenant, lives_on)
+        await self.a_pod_is_admitted(namespace, "follower-0", device_count, "plain")
+
+    def a_pod_writes_everywhere(self, choice: int) -> None:
+        tenants = [
+            tenant for tenant in self.cluster.kubelet.tenants if any(self.cluster.process_table.living(tenant.uid))
+        ]
+        if tenants:
+            self.cluster.write_all(tenants[choice % len(tenants)])
+
+    def a_container_exits(self, choice: int, again: bool, writes: bool, child: str) -> None:
+        """End a container. ``child``: none is left behind, one that holds the devices, or one that has closed them."""
+        tenant = self._running(choice)
+        if tenant is not None:
+            if writes:
+                self.cluster.write_all(tenant)
+            self._leave_behind(tenant, child)
+            self.cluster.kubelet.exit(tenant, again=again)
+
+    def a_pod_is_deleted(self, choice: int, lives_on: float | None, child: str) -> None:
+        tenant = self._listed(choice)
+        if tenant is None:
+            return
+        if tenant.running:
+            self._leave_behind(tenant, child)
+        if lives_on is None:
+            self.cluster.kubelet.delete(tenant)
+        else:
+            self.cluster.kubelet.force_delete(tenant, lives_on)
+
+    def _leave_behind(self, tenant: Tenant, child: str) -> None:
+        if child != "none" and tenant.first is not None and tenant.first.alive:
+            left = self.cluster.process_table.fork(tenant.first)
+            if child == "lets-go" and not tenant.unnamed:
+                left.holds.clear()
+
+    def a_child_exits_by_itself(self, choice: int) -> None:
+        children = [
+            proc for proc in self.cluster.process_table.living() if not proc.first and not proc.sandbox and proc.pod
+        ]
+        if children:
+            self.cluster.process_table.end(children[choice % len(children)])
+
+    def the_kubelet_gives_up_a_call_and_asks_again(self, choice: int) -> None:
+        waiting = [tenant for tenant in self.cluster.kubelet.tenants if tenant.waiting]
+        if waiting:
+            self.cluster.kubelet.retry_pre_start(waiting[choice % len(waiting)])
+
+    def _advertised(self, device: str) -> bool:
+        record = self.cluster.ledger_store.records.get(device)
+        return record is None or record.advertised
+
+    def _listed(self, choice: int) -> Tenant | None:
+        listed = [tenant for tenant in self.cluster.kubelet.tenants if tenant.listed and not tenant.complete]
+        return listed[choice % len(listed)] if listed else None
+
+    def _running(self, choice: int) -> Tenant | None:
+        running = [tenant for tenant in self.cluster.kubelet.tenants if tenant.listed and tenant.running]
+        return running[choice % len(running)] if running else None
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def the_kubelet_can_be_trusted_or_not(self, trust: str) -> None:
+        self.cluster.kubelet.trust = Trust(trust)
+
+    def a_device_fails(self, number: int, fault: str, reported: bool) -> None:
+        """Let a device fail. ``reported``: whether the driver reports it, or the next check has to find it."""
+        inject_fault(self.cluster, number, fault)
+        if reported:
+            self.cluster.signal(number)
+
+    def a_device_leaves_the_node_or_comes_back(self, number: int, present: bool, notified: bool) -> None:
+        """Remove or return a device, like an instance of a repartitioned GPU, or a pulled GPU.
+
+        ``notified``: whether the driver reports it.
+        """
+        gpu = self.cluster.gpu(number)
+        gpu.listed, gpu.lost = present, not present
+        if notified and self.cluster.serving:
+            self.cluster.node.devices.inventory_changed.set()
+
+    def a_device_is_well_again(self, number: int) -> None:
+        self.cluster.gpu(number).clear_faults()
+        self.cluster.unreadable.discard(self.cluster.gpu(number).id)
+
+    def the_machine_fails(self, choice: int, what: str) -> None:
+        cluster, tenant = self.cluster, self._listed(choice)
+        procs = [proc for proc in cluster.process_table.living() if not proc.sandbox and proc.pod is not None]
+        match what:
+            case "unreadable-pod" if tenant is not None:
+                cluster.unreadable.add(tenant.uid)
+            case "unkillable" if procs:
+                procs[choice % len(procs)].killable = False
+            case "erasers":
+                cluster.erasers.unkillable = not cluster.erasers.unkillable
+            case "disk":
+                cluster.ledger_store.refuses = "the disk is full" if cluster.ledger_store.refuses is None else None
+
+    def a_process_of_the_host_looks_at_a_device(self, number: int, opens: bool) -> None:
+        if not opens:
+            self.hosts_leave()
+            return
+        host = self.cluster.process_table.start(None, "", "host")
+        self.cluster.process_table.open(host, self.cluster.gpu(number).id)
+        self._hosts.append(host)
+
+    def a_host_process_writes_on_a_device(self, number: int, stays: float) -> None:
+        """Let an unauthorized process write on an unassigned device.
+
+        It stays long enough to be noticed (0: while the whole service stalls).
+        """
+        cluster, gpu = self.cluster, self.cluster.gpu(number)
+        users = [proc for proc in cluster.process_table.living() if gpu.id in proc.mounted and not proc.sandbox]
+        starting = any(tenant.starting and gpu.id in tenant.devices for tenant in cluster.kubelet.tenants)
+        if users or starting or gpu.id not in cluster.kubelet.free():
+            return
+        if not stays:
+            cluster.pause(12.0)
+        process = cluster.process_table.start(None, "", "host/stranger/x#1")
+        cluster.process_table.open(process, gpu.id)
+        cluster.process_table.write(process, gpu.id)
+
+        async def leave() -> None:
+            await asyncio.sleep(stays)
+            cluster.process_table.end(process)
+
+        if stays:
+            start_outside_service(leave(), f"stranger {process.pid}")
+        else:
+            cluster.process_table.end(process)
+
+    def the_kubelet_starts_again(self) -> None:
+        self.cluster.kubelet.starts += 1
+
+    def hosts_leave(self) -> None:
+        """End all processes of the host."""
+        for host in self._hosts:
+            self.cluster.process_table.end(host)
+        self._hosts.clear()
+
+    # -- operators -------------------------------------------------------------------------------------------------
+
+    def an_operator_acts(self, number: int, action: str) -> None:
+        service, device = self.cluster.service, self.cluster.gpu(number).id
+        if service is None or not self.cluster.serving:
+            return
+        match action:
+            case "out":
+                service.life.start(_quietly(service.node.actions.quarantine(device, "because", "uid:0")), "person")
+            case "glass":
+                service.life.start(
+                    _quietly(service.node.actions.break_glass(device, 600.0, "because", "uid:0")), "person"
+                )
+            case "back":
+                service.life.start(_quietly(service.node.actions.unquarantine(device, "because", "uid:0")), "person")
+            case _:
+                start_outside_service(_quietly(service.scrub(device, PathKind(action))), "person")
+
+    # -- the service -----------------------------------------------------------------------------------------------
+
+    async def the_service_ends(self, away: float, how: str) -> None:
+        """End the service. ``away``: seconds until it is restarted."""
+        if how == "reboot":
+            self.cluster.reboot()
+        elif how == "stop" and self.cluster.serving:
+            assert self.cluster.service is not None
+            await self.cluster.service.stop()
+        else:
+            self.cluster.kill()
+        self._away = away
+
+    def the_service_will_be_killed_at_a_write(self, writes: int, durable: bool) -> None:
+        self.cluster.ledger_store.point = CrashPoint(writes, durable)
+
+    def clear_faults(self) -> None:
+        """Remove every fault of devices and of the machine."""
+        cluster = self.cluster
+        cluster.ledger_store.point, cluster.ledger_store.refuses = None, None
+        cluster.kubelet.trust = Trust.TRUSTED
+        cluster.unreadable.clear()
+        cluster.erasers.unkillable = False
+        for erasing in cluster.erasers.running.values():
+            erasing.killable = True
+        for gpu in cluster.process_table.gpus.values():
+            gpu.clear_faults()
+        if cluster.serving:
+            cluster.node.devices.inventory_changed.set()
+        self.hosts_leave()
+        for proc in cluster.process_table.living():
+            proc.killable = True
+            tenant = cluster.kubelet.of(proc.pod)
+            if tenant is None or proc.sandbox:
+                continue
+            current = tenant.running and proc is tenant.first
+            if (tenant.listed and not current) or (tenant.unnamed and not tenant.listed):
+                # Leftovers of a living pod are its own to end, and for an unidentified pod nothing can be proved.
+                cluster.process_table.end(proc)
+
+
+class _EndWell:
+    """Ends faults, restores trusted data, runs a service: after a while every waiting pod starts."""
+
+    def __init__(self, story: Scenario) -> None:
+        self._story = story
+        self._cluster = story.cluster
+
+    async def describe(self) -> None:
+        cluster = self._cluster
+        self._story.clear_faults()
+        await cluster.run(10.0)  # pending events have arrived
+        if any(_needs_reboot(record) for record in cluster.ledger_store.records.values()):
+            cluster.reboot()
+        await self._eventually(lambda record: not self._needs_an_operator(record))
+        for device, record in list(cluster.ledger_store.records.items()):
+            if self._needs_an_operator(record):
+                await cluster.node.actions.unquarantine(device, "looked at", "uid:0")
+        await self._eventually(lambda record: True)
+        for tenant in cluster.kubelet.tenants:
+            if tenant.listed:
+                cluster.kubelet.delete(tenant)
+        await self._eventually(lambda record: True)
+        await cluster.until(lambda: all(_at_rest(record) for record in cluster.ledger_store.records.values()), 300.0)
+
+    def _needs_an_operator(self, record: DeviceRecord) -> bool:
+        """Return whether the device needs an operator, or rests until the next day (an operator need not wait)."""
+        if record.health is Health.CONDEMNED:
+            return True
+        if record.health is not Health.QUARANTINED or record.cause is None:
+            return False
+        rests = (record.retry_at or 0.0) > self._cluster.clock.wall() + DEFAULT.recovery.max_backoff
+        return rests or record.cause.by_operator or record.cause.recovery_method is RecoveryMethod.OPERATOR
+
+    async def _eventually(self, counts: Callable[[DeviceRecord], bool]) -> None:
+        """Wait until every pod that waits for such devices is started, and these are clean or in use."""
+        cluster = self._cluster
+        waiting: list[Tenant] = []
+        dirty: list[str] = []
+        for _ in range(120):
+            await cluster.run(5.0)
+            cluster.check_laws()
+            owed = {device for device, record in cluster.ledger_store.records.items() if counts(record)}
+            waiting = [each for each in cluster.kubelet.tenants if each.waiting and owed.issuperset(each.devices)]
+            # A pod that waits for a device which an operator has to release keeps its other devices as they are.
+            kept = {device for each in cluster.kubelet.tenants if each.waiting for device in each.devices} - {
+                device for each in waiting for device in each.devices
+            }
+            at_rest = (Hygiene.CLEAN, Hygiene.IN_USE)
+            dirty = [each for each in owed - kept if cluster.ledger_store.records[each].hygiene not in at_rest]
+            if cluster.laws.breaches or (not waiting and not dirty and cluster.serving):
+                return
+        pods = [(each.pod.name, each.devices, [str(why) for why in each.refusals[-1:]]) for each in waiting]
+        states = {device: record.state for device, record in cluster.ledger_store.records.items()}
+        raise AssertionError(f"waiting for ever: {pods}; never clean: {dirty}; {states}")
+
+
+async def _quietly(work: Coroutine[Any, Any, object]) -> None:
+    """Do the work of an operator who accepts a refusal."""
+    try:
+        await work
+    except (ScrubberError, Gone):
+        return
+
+
+def _at_rest(record: DeviceRecord) -> bool:
+    """Return whether it is clean, or assigned to an unidentified pod: only the next hand-over checks such a device."""
+    return record.state == "clean" or any(grant.pod is None for grant in record.open_grants)
+
+
+def _needs_reboot(record: DeviceRecord) -> bool:
+    return (
+        record.health is Health.QUARANTINED
+        and record.cause is not None
+        and record.cause.recovery_method is RecoveryMethod.REBOOT
+    )
