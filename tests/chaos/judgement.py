@@ -214,7 +214,7 @@ class _Case:
             strange = int(each.facts["strange"])
             if not strange or (each.role == "main" and each.number in self._holes):
                 continue
-            if each.role == "stranger" and self._handed_over_meanwhile(each):
+            if each.role == "unauthorized" and self._handed_over_meanwhile(each):
                 continue
             found = _text(each.facts["found"])
             yield f"foreign bytes: {each.who} found {strange} on {each.facts['device']} at {each.at:.3f}: {found}"
@@ -240,7 +240,7 @@ class _Case:
                 yield f"two at once: {each.who} has {each.facts['device']} beside {other} (PID {pid}) at {each.at:.3f}"
 
     def _handed_over_meanwhile(self, message: Message) -> bool:
-        """Return whether a tenant may have come between the view with a clean device and the stranger's reading."""
+        """Return whether a tenant may have come between the view with a clean device and the unauthorized process's reading."""
         seen = [each.clean_at for each in self.facts.unauthorized if each.pid == message.pid]
         begun = min(seen, default=message.at) - MEANWHILE
         device = message.facts["device"]
@@ -286,7 +286,7 @@ class _Case:
         """Return why this process must not have been killed; empty if it was killed rightly."""
         if any(pid == end.pid and self._born[end.number] <= at <= end.at for pid, at in self.facts.orders):
             return ""
-        if end.role == "stranger":
+        if end.role == "unauthorized":
             return "it is a process of the node, which must not be killed"
         pod = self.facts.pods.get(end.uid)
         if pod is None:

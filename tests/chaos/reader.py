@@ -122,7 +122,7 @@ class Hearing:
         """Record processes of other pods that have a device of ``speaker`` now: ended ones are no longer connected."""
         for other in list(self._speakers.values()):
             shared = set(other.devices) & set(speaker.devices)
-            if shared and other.uid != speaker.uid and other.role != "stranger" and not _has_ended(other.line):
+            if shared and other.uid != speaker.uid and other.role != "unauthorized" and not _has_ended(other.line):
                 facts = {
                     "device": min(shared),
                     "other": other.name,

@@ -97,7 +97,7 @@ class Tenant:
         ends = _ends(self._words["seconds"])
         if "device" in self._words:
             self._devices = [Device(self._words["device"], self._words["as"])]
-            self._connect("stranger")
+            self._connect("unauthorized")
             self._come(b"")
             self._stay(ends, own=False)
         paths = sorted(name for name in os.listdir("dev") if name.startswith("simgpu")) if os.path.isdir("dev") else []

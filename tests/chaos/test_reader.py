@@ -164,5 +164,5 @@ def test_foreign_process_reports_residue_and_writes_nothing(hearing: Hearing, st
     device.write_bytes(b"secret" + bytes(SIZE - 6))
     start(seconds="0", **{"device": str(device), "as": "simgpu3"}).wait()
     came = until(hearing, lambda each: each.what == "came")
-    assert (came.role, came.facts["strange"]) == ("stranger", "6")
+    assert (came.role, came.facts["strange"]) == ("unauthorized", "6")
     assert device.read_bytes() == b"secret" + bytes(SIZE - 6)

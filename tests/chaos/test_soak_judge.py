@@ -115,12 +115,14 @@ def test_judge_accepts_a_killed_child_process_with_its_container_or_after_its_po
 
 
 def test_judge_reports_a_killed_process_of_the_node() -> None:
-    process = replace(HELLO, role="stranger", uid="none", run="none", name="node/stranger-1/none", devices=())
+    process = replace(HELLO, role="unauthorized", uid="none", run="none", name="node/unauthorized-1/none", devices=())
     assert "which must not be killed" in breaches([process, replace(process, what="ended", at=12.0)], events=[])[0]
 
 
 def test_judge_reports_residue_read_by_a_node_process_unless_a_tenant_may_have_started() -> None:
-    process = replace(HELLO, number=9, pid=49, role="stranger", uid="none", run="none", name="node/s/none", devices=())
+    process = replace(
+        HELLO, number=9, pid=49, role="unauthorized", uid="none", run="none", name="node/s/none", devices=()
+    )
     found = replace(process, what="came", facts={"device": "simgpu0", "strange": "7", "found": "none"})
     messages = [*WHOLE, process, *(replace(process, what=what) for what in ("left", "ended"))]
     late, soon = replace(found, at=20.5), replace(found, at=10.2)

@@ -114,7 +114,7 @@ class Weather:
             "eraser is stopped": (2, partial(self._child, signal.SIGSTOP, eraser=True)),
             "driver's or walker's child killed": (8, partial(self._child, signal.SIGKILL, eraser=False)),
             "clearing is slow": (5, self._slowness),
-            "a stranger": (5, self._use_without_a_grant),
+            "an unauthorized process": (5, self._use_without_a_grant),
         }
         for name, (weight, fault, lifted) in _ILLNESSES.items():
             acts[name] = (weight, partial(self._illness, fault, lifted))
@@ -207,7 +207,7 @@ class Weather:
         path, name = self.stage.sim_dir / "devices" / str(index) / "memory", f"simgpu{index}"
         words = {"device": str(path), "as": name}
         seconds = round(self.rng.uniform(0.3, 2.5), 3)
-        argv = tenant(self.reader, f"node/stranger-{self._visits}/none", seconds, **words)
+        argv = tenant(self.reader, f"node/unauthorized-{self._visits}/none", seconds, **words)
         process = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.DEVNULL)
         self.unauthorized.append(UnauthorizedProcess(process.pid, name, clean_at))
         self._in_the_background(_see_out(process))

@@ -97,7 +97,7 @@ def event(name: str, actor: str = "service", scrub: str | None = None, **fields:
 
 
 def stored(disturbances: Disturbances, *events: Event) -> list[tuple[str, object]]:
-    """Return the rows stored for ``events``, and how many events each row stands for."""
+    """Return the rows stored for ``events``, and how many events each row represents."""
     rows = disturbances.coalesce(events)
     disturbances.note_stored(events, rows)
     return [(row.name, row.fields.get("times", 1)) for row in rows]

@@ -64,7 +64,8 @@ def test_links_and_paths_in_the_pages_exist(page: Path) -> None:
 def test_events_and_metrics_named_in_the_pages_exist() -> None:
     code = "".join(path.read_text() for part in ("scrubber", "plugin") for path in (ROOT / part).rglob("*.py"))
     text = "".join(page.read_text() for page in PAGES if page not in (RENAMES, *RECIPES))
-    events = set(re.findall(r"`((?:use|device|certificate|stranger|leftover|health|handover)\.[a-z-]+)`", text))
+    kinds = "certificate|device|handover|health|leftover|scrub|unauthorized|uninspected"
+    events = set(re.findall(rf"`((?:{kinds})\.[a-z.-]*[a-z])`", text))
     metrics = set(re.findall(r"`(scrubber_[a-z0-9_]+)", text))
     assert len(events) > 3
     assert len(metrics) > 1
