@@ -53,4 +53,4 @@ async def churn(node: BenchNode, *, rounds: int) -> list[Amount]:
 
 def _list_calls_per_minute(node: BenchNode, before: int, began: float, name: str, title: str) -> Amount:
     calls = 60 * (node.stage.kubelet.pod_resources_requests - before) / (time.perf_counter() - began)
-    return Amount(f"questions.{name}", f"questions to PodResources, {title}", calls, "a minute")
+    return Amount(f"requests.{name}", f"requests to PodResources, {title}", calls, "a minute")

@@ -120,12 +120,12 @@ async def command_line(stage: Playground, *, runs: int) -> list[Timing]:
         ("history", "scrubber history", ("history", *socket_flag), {}),
         (
             "completion",
-            "Tab where a device is wanted",
+            "Tab where a device is expected",
             ("device", *socket_flag, ""),
             {"_SCRUBBER_COMPLETE": "complete_zsh"},
         ),
         ("policy-check", "scrubber policy check FILE", ("policy", "check", str(find_policy("default"))), {}),
-        ("doctor", f"scrubber doctor, {len(CHECKS)} looks", doctor, {}),
+        ("doctor", f"scrubber doctor, {len(CHECKS)} checks", doctor, {}),
     )
     timings = []
     for name, title, words, environment in rows:

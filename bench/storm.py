@@ -65,8 +65,8 @@ async def xid_storm(node: BenchNode, echo: Echo, *, restarts: float, idle: float
     await node.end_pods(pods)
     return timings, [
         Amount("storm.rate", "storm: XIDs of one device", rate, "a second"),
-        Amount("storm.looks", "storm: questions about that device", stormy.health_checks, "a second"),
-        Amount("storm.looks.calm", "no storm: questions about that device", calm.health_checks, "a second"),
+        Amount("storm.checks", "storm: health checks of that device", stormy.health_checks, "a second"),
+        Amount("storm.checks.calm", "no storm: health checks of that device", calm.health_checks, "a second"),
         Amount("storm.cpu", "storm: CPU of the service and its children", stormy.cpu, "% of a core"),
         Amount("storm.cpu.calm", "no storm: CPU of the service and its children", calm.cpu, "% of a core"),
         Amount("storm.rows", f"storm: rows in the ledger, of {len(CODES)} codes in {minutes} min", float(rows), "rows"),
@@ -99,8 +99,8 @@ async def _restarts(
 class _ServiceLoad:
     """Load of the service for a device: queries per second, % of a core, MB per minute."""
 
-    def __init__(self, looks: float, cpu: float, written: float) -> None:
-        self.health_checks, self.cpu, self.written = looks, cpu, written
+    def __init__(self, health_checks: float, cpu: float, written: float) -> None:
+        self.health_checks, self.cpu, self.written = health_checks, cpu, written
 
     @classmethod
     async def measure(cls, node: BenchNode, device: str, seconds: float) -> _ServiceLoad:
@@ -114,7 +114,7 @@ class _ServiceLoad:
         passed = time.perf_counter() - began
         more = footprint.written_by_service(node) - written
         return cls(
-            looks=opens.count / passed,
+            health_checks=opens.count / passed,
             cpu=100 * (footprint.cpu_of_service(node) - cpu) / passed,
             written=_MINUTE * more / passed / _BYTES_A_MEGABYTE,
         )

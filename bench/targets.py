@@ -109,7 +109,7 @@ def evaluate_targets(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tu
         slowest = max(each.measured.p99 for each in commands)
         add(
             "command",
-            "a command that asks the service, from exec to exit: p99 of the slowest",
+            "a command that queries the service, from exec to exit: p99 of the slowest",
             _COMMAND_LIMIT_MS,
             1000 * slowest,
             "ms",

@@ -84,6 +84,7 @@ DEVICE = pb.Device(
     lifetime_counters={"retired_pages": 3},
     reset_pending=True,
     probation_scrubs_passed=1,
+    probation_scrubs_required=2,
     quarantines=[pb.QuarantineRecord(timestamp=AT, code="xid-95", tenant="team-a")],
     recovery_attempts=[pb.RecoveryAttempt(timestamp=AT, reset=True, by_operator=True)],
     baseline=pb.Baseline(

@@ -50,6 +50,7 @@ __all__ = [
     "parse_resource_mapping",
     "parse_scrub_path",
     "progress_message",
+    "quarantine_message",
     "reset_plan_message",
     "scrub_message",
     "service_info_message",
@@ -263,11 +264,12 @@ def device_message(view: DeviceView) -> pb.Device:
         recovery_blocker=_utf8_text(view.recovery_blocker),
         unauthorized_users=[_utf8_text(each) for each in view.unauthorized_users],
         uninspected_processes=[_utf8_text(each) for each in view.uninspected_processes],
-        open_grants=[_tenancy(each) for each in record.open_grants],
+        open_grants=[_open_grant(each) for each in record.open_grants],
         conditions=[pb.Condition(code=_utf8_text(each.code), since=each.since) for each in record.warnings],
         lifetime_counters=dict(record.lifetime_counters),
         reset_pending=record.must_reset,
         probation_scrubs_passed=record.clean_scrubs,
+        probation_scrubs_required=view.policy.recovery.probation_scrubs,
         quarantines=[
             pb.QuarantineRecord(timestamp=each.at, code=each.code, tenant=each.tenant or "")
             for each in record.recent_quarantines
@@ -280,7 +282,12 @@ def device_message(view: DeviceView) -> pb.Device:
     )
 
 
-def _tenancy(grant: Grant) -> pb.OpenGrant:
+def quarantine_message(view: DeviceView, previous: Cause | None) -> pb.DeviceResponse:
+    """Return a quarantined device, and why it was out of service already, if it was."""
+    return pb.DeviceResponse(device=device_message(view), previous_cause=None if previous is None else _cause(previous))
+
+
+def _open_grant(grant: Grant) -> pb.OpenGrant:
     pod = grant.pod
     return pb.OpenGrant(
         sequence=grant.sequence,

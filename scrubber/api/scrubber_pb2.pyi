@@ -211,7 +211,7 @@ class Certificate(_message.Message):
     def __init__(self, id: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., device_id: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub_id: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., base_certificate_id: _Optional[str] = ..., key_id: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant", "pod", "container", "grant_count", "active_scrub_id", "parent", "numa_node", "next_attempt_at", "last_hand_over_kind", "profile", "peers", "attributes", "advertised", "policy", "enforcement", "break_glass", "failed_recoveries", "recovery_blocker", "open_grants", "conditions", "lifetime_counters", "reset_pending", "probation_scrubs_passed", "quarantines", "recovery_attempts", "baseline", "unauthorized_users", "uninspected_processes")
+    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant", "pod", "container", "grant_count", "active_scrub_id", "parent", "numa_node", "next_attempt_at", "last_hand_over_kind", "profile", "peers", "attributes", "advertised", "policy", "enforcement", "break_glass", "failed_recoveries", "recovery_blocker", "open_grants", "conditions", "lifetime_counters", "reset_pending", "probation_scrubs_passed", "quarantines", "recovery_attempts", "baseline", "unauthorized_users", "uninspected_processes", "probation_scrubs_required")
     class AttributesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,7 @@ class Device(_message.Message):
     BASELINE_FIELD_NUMBER: _ClassVar[int]
     UNAUTHORIZED_USERS_FIELD_NUMBER: _ClassVar[int]
     UNINSPECTED_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    PROBATION_SCRUBS_REQUIRED_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     model: str
@@ -300,7 +301,8 @@ class Device(_message.Message):
     baseline: Baseline
     unauthorized_users: _containers.RepeatedScalarFieldContainer[str]
     uninspected_processes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grant_count: _Optional[int] = ..., active_scrub_id: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., next_attempt_at: _Optional[float] = ..., last_hand_over_kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., attributes: _Optional[_Mapping[str, str]] = ..., advertised: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., break_glass: _Optional[_Union[BreakGlass, _Mapping]] = ..., failed_recoveries: _Optional[int] = ..., recovery_blocker: _Optional[str] = ..., open_grants: _Optional[_Iterable[_Union[OpenGrant, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., lifetime_counters: _Optional[_Mapping[str, int]] = ..., reset_pending: _Optional[bool] = ..., probation_scrubs_passed: _Optional[int] = ..., quarantines: _Optional[_Iterable[_Union[QuarantineRecord, _Mapping]]] = ..., recovery_attempts: _Optional[_Iterable[_Union[RecoveryAttempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., unauthorized_users: _Optional[_Iterable[str]] = ..., uninspected_processes: _Optional[_Iterable[str]] = ...) -> None: ...
+    probation_scrubs_required: int
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grant_count: _Optional[int] = ..., active_scrub_id: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., next_attempt_at: _Optional[float] = ..., last_hand_over_kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., attributes: _Optional[_Mapping[str, str]] = ..., advertised: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., break_glass: _Optional[_Union[BreakGlass, _Mapping]] = ..., failed_recoveries: _Optional[int] = ..., recovery_blocker: _Optional[str] = ..., open_grants: _Optional[_Iterable[_Union[OpenGrant, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., lifetime_counters: _Optional[_Mapping[str, int]] = ..., reset_pending: _Optional[bool] = ..., probation_scrubs_passed: _Optional[int] = ..., quarantines: _Optional[_Iterable[_Union[QuarantineRecord, _Mapping]]] = ..., recovery_attempts: _Optional[_Iterable[_Union[RecoveryAttempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., unauthorized_users: _Optional[_Iterable[str]] = ..., uninspected_processes: _Optional[_Iterable[str]] = ..., probation_scrubs_required: _Optional[int] = ...) -> None: ...
 
 class OpenGrant(_message.Message):
     __slots__ = ("sequence", "tenant", "pod", "pod_uid", "container", "hand_over_kind", "granted_at", "certificate_id", "exception")
@@ -745,7 +747,9 @@ class AcceptBaselineRequest(_message.Message):
     def __init__(self, device: _Optional[str] = ..., reason: _Optional[str] = ..., expected_facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class DeviceResponse(_message.Message):
-    __slots__ = ("device",)
+    __slots__ = ("device", "previous_cause")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_CAUSE_FIELD_NUMBER: _ClassVar[int]
     device: Device
-    def __init__(self, device: _Optional[_Union[Device, _Mapping]] = ...) -> None: ...
+    previous_cause: Cause
+    def __init__(self, device: _Optional[_Union[Device, _Mapping]] = ..., previous_cause: _Optional[_Union[Cause, _Mapping]] = ...) -> None: ...

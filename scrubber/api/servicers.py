@@ -198,8 +198,8 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
 
     async def Quarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceResponse:
         reason, device = messages.parse_reason(request), _resolve_device_id(self._service, request.device)
-        view = await self._service.actions.quarantine(device, reason, authorized_actor(context.peer()))
-        return pb.DeviceResponse(device=messages.device_message(view))
+        view, previous = await self._service.actions.quarantine(device, reason, authorized_actor(context.peer()))
+        return messages.quarantine_message(view, previous)
 
     async def Unquarantine(self, request: pb.QuarantineRequest, context: Context) -> pb.DeviceResponse:
         reason, device = messages.parse_reason(request), _resolve_device_id(self._service, request.device)

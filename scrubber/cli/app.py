@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import typer
-from typer._click.exceptions import MissingParameter
+from typer._click.exceptions import MissingParameter, UsageError
 from typer._click.shell_completion import CompletionItem
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
@@ -31,6 +31,30 @@ _TRUE = ("1", "t", "true", "y", "yes", "on")
 _FALSE = ("", "0", "f", "false", "n", "no", "off")
 _COMPLETED_BY_THE_SHELL = {"DIR": "dir", "FILE": "file", "PATH": "file", "POLICY": "file"}
 """By the placeholder of a value: what the shell completes, besides the values of a completer."""
+_SYNONYMS = {
+    "validate": ("check", "verify"),
+    "lint": ("check",),
+    "check": ("verify", "doctor"),
+    "verify": ("check",),
+    "list": ("devices", "show"),
+    "ls": ("list", "devices", "show"),
+    "get": ("show", "devices"),
+    "status": ("devices",),
+    "describe": ("show", "device"),
+    "events": ("history",),
+    "log": ("history",),
+    "logs": ("history",),
+    "clean": ("scrub",),
+    "release": ("unquarantine",),
+    "cordon": ("quarantine",),
+    "uncordon": ("unquarantine",),
+    "run": ("serve",),
+    "new": ("create",),
+}
+"""By a word that is no command of a group: the commands of the same meaning; the first that the group has is suggested.
+
+Typer suggests commands that are spelled similarly.
+"""
 
 
 class App(typer.Typer):
@@ -94,8 +118,14 @@ class Group(TyperGroup):
         return _with_default(super().get_help_option(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Resolve as usual, except that Tab after an unknown command is an error, too: there is nothing to offer."""
-        name, command, rest = super().resolve_command(ctx, args)
+        """Resolve as usual; an unknown command is an error, also for Tab, and names the command of the same meaning."""
+        try:
+            name, command, rest = super().resolve_command(ctx, args)
+        except UsageError as error:
+            meant = next((each for each in _SYNONYMS.get(args[0], ()) if each in self.commands), None)
+            if meant is None:
+                raise
+            raise UsageError(f"No such command '{args[0]}'. Did you mean '{meant}'?", ctx=ctx) from error
         if command is None:
             raise typer.BadParameter(f'"{args[0]}" is not a command.', ctx=ctx)
         return name, command, rest
@@ -111,38 +141,30 @@ class Group(TyperGroup):
             raise _to_command_line_error(error) from error
 
 
-class Option(TyperOption):
+class _PlainParameter:
+    """A parameter that converts plain values itself, and leaves all others to the one that Typer made."""
+
+    def __init__(self, declared: TyperOption | TyperArgument) -> None:
+        """Take over what Typer made of the declaration."""
+        vars(self).update(vars(declared))
+        self._declared = declared
+        self._convert = _converter(declared.type_descriptor)
+
+    def process_value(self, ctx: Any, value: Any) -> Any:
+        if self._convert is None:
+            return self._declared.process_value(ctx, value)
+        return _process(self, ctx, value, self._convert)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        return [*self._declared.shell_complete(ctx, incomplete), *_paths(self._declared.metavar)]
+
+
+class Option(_PlainParameter, TyperOption):
     """An option that converts plain values itself."""
 
-    def __init__(self, option: TyperOption) -> None:
-        """Take over what Typer made of the declaration."""
-        vars(self).update(vars(option))
-        self._convert = _converter(option.type_descriptor)
 
-    def process_value(self, ctx: Any, value: Any) -> Any:
-        if self._convert is None:
-            return super().process_value(ctx, value)
-        return _process(self, ctx, value, self._convert)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
-        return [*super().shell_complete(ctx, incomplete), *_paths(self.metavar)]
-
-
-class Argument(TyperArgument):
+class Argument(_PlainParameter, TyperArgument):
     """An argument that converts plain values itself."""
-
-    def __init__(self, argument: TyperArgument) -> None:
-        """Take over what Typer made of the declaration."""
-        vars(self).update(vars(argument))
-        self._convert = _converter(argument.type_descriptor)
-
-    def process_value(self, ctx: Any, value: Any) -> Any:
-        if self._convert is None:
-            return super().process_value(ctx, value)
-        return _process(self, ctx, value, self._convert)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
-        return [*super().shell_complete(ctx, incomplete), *_paths(self.metavar)]
 
     def display_type_rich(self, ctx: Any) -> str | None:
         """Return None where the argument has a metavar, as with options."""
@@ -205,7 +227,7 @@ def _parameter_name(parameter: Any, ctx: Any) -> str:
 # -- conversion of values ----------------------------------------------------------------------------------------------
 
 
-def _process(parameter: Option | Argument, ctx: Any, value: Any, convert: _Convert) -> Any:
+def _process(parameter: Any, ctx: Any, value: Any, convert: _Convert) -> Any:
     if parameter.required and parameter.value_is_missing(value):
         raise MissingParameter(ctx=ctx, param=parameter)
     several = parameter.multiple or parameter.nargs == -1

@@ -79,13 +79,13 @@ def fetch_device(socket: Path, device: str) -> pb.Device:
     return run(fetch())
 
 
-def run_admin_action(socket: Path, action: Callable[[AdminClient], Awaitable[pb.DeviceResponse]]) -> pb.Device:
-    """Request ``action`` from the service; return the device afterwards."""
+def run_admin_action(socket: Path, action: Callable[[AdminClient], Awaitable[pb.DeviceResponse]]) -> pb.DeviceResponse:
+    """Request ``action`` from the service; return the answer, with the device afterwards."""
 
-    async def ask_service() -> pb.Device:
+    async def ask_service() -> pb.DeviceResponse:
         from scrubber.api.client import AdminClient
 
         async with AdminClient(socket) as client:
-            return (await action(client)).device
+            return await action(client)
 
     return run(ask_service())

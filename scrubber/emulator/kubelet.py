@@ -273,6 +273,18 @@ class Kubelet:
         if not await self._node.changes.wait_until(lambda: condition(self), timeout):
             raise TimeoutError(f"the condition was not met within {timeout:g} s; pods: {self.pods}")
 
+    async def wait_for_allocatable(self, resource: str, count: int, timeout: float) -> None:
+        """Wait until the kubelet counts exactly ``count`` healthy devices of ``resource``.
+
+        Raises:
+            TimeoutError: it did not within ``timeout`` seconds; the message contains both numbers.
+        """
+        if not await self._node.changes.wait_until(lambda: self.allocatable(resource) == count, timeout):
+            raise TimeoutError(
+                f"the kubelet has {self.allocatable(resource)} instead of {count} allocatable devices of {resource} after "
+                f"{timeout:g} s"
+            )
+
     # Paths
 
     @property

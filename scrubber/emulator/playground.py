@@ -29,6 +29,7 @@ from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodSpec, RestartP
 from scrubber.emulator.timings import KubeletTimings
 
 __all__ = [
+    "LONGEST_WAIT",
     "RESOURCE",
     "CompletedCommand",
     "Daemon",
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 RESOURCE = "scrubber.dev/gpu"
+LONGEST_WAIT = 300.0
+"""Seconds; more than any step takes on a slow, busy machine. What hangs ends with a message all the same."""
 
 
 def fast_kubelet_timings(factor: float = 0.1) -> KubeletTimings:
@@ -120,6 +123,11 @@ class Daemon:
                 stderr=log,
                 env={**os.environ, **self.environment},
             )
+
+    async def wait_for_exit(self) -> int:
+        """Return the exit status when the process has ended."""
+        assert self.process is not None, "the daemon was not started"
+        return await self.process.wait()
 
     async def kill(self) -> None:
         """Send SIGKILL, and wait until the process is gone."""
@@ -237,14 +245,21 @@ class Playground:
         return {pid: started for pid in pids if (started := _start_time(pid)) is not None}
 
     async def wait_for_eraser(self, daemon: Daemon, timeout: float) -> dict[int, int]:
-        """Wait for a child of ``daemon`` that clears a device; return its PID → start time."""
-        async with asyncio.timeout(timeout):
-            while True:
-                for pid, started in self.child_processes(daemon).items():
-                    with suppress(OSError):  # a child that has just ended
-                        if b"eraser" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                            return {pid: started}
-                await asyncio.sleep(0.01)
+        """Wait for a child of ``daemon`` that clears a device; return its PID → start time.
+
+        Raises:
+            TimeoutError: there was none within ``timeout`` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    for pid, started in self.child_processes(daemon).items():
+                        with suppress(OSError):  # a child that has just ended
+                            if b"eraser" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                                return {pid: started}
+                    await asyncio.sleep(0.01)
+        except TimeoutError as error:
+            raise TimeoutError(f"not within {timeout:g} s: an eraser of the service clears a device") from error
 
     @staticmethod
     def running_processes(processes: Mapping[int, int]) -> list[int]:
@@ -259,7 +274,7 @@ class Playground:
         """Return the PIDs of the living processes of a pod's containers, without its sandbox."""
         return [pid for name in pod.records for pid in markers.marked_processes({pod.uid}, name)]
 
-    async def run_command(self, *arguments: str, timeout: float = 60.0) -> CompletedCommand:
+    async def run_command(self, *arguments: str, timeout: float = LONGEST_WAIT) -> CompletedCommand:
         """Run ``scrubber ARGUMENTS``, as an operator would, with the playground's socket directory set.
 
         In every case its process has ended when this returns: none can still create files that :meth:`close` removes.
@@ -278,6 +293,8 @@ class Playground:
         try:
             async with asyncio.timeout(timeout):
                 out, err = await process.communicate()
+        except TimeoutError as error:
+            raise TimeoutError(f"not within {timeout:g} s: the end of scrubber {' '.join(arguments)}") from error
         finally:
             if process.returncode is None:
                 process.kill()
@@ -285,37 +302,66 @@ class Playground:
                 await process.communicate()
         return CompletedCommand(process.returncode or 0, out.decode(), err.decode())
 
-    async def start_daemons(self, timeout: float = 20.0) -> None:
-        """Start both, and wait until the kubelet has all devices of a service that has checked each of them."""
+    async def start_daemons(self, timeout: float = LONGEST_WAIT) -> None:
+        """Start both, and wait until the kubelet has all devices of a service that has checked each of them.
+
+        Raises:
+            RuntimeError: a daemon exited instead.
+            TimeoutError: the devices did not appear within ``timeout`` seconds.
+        """
         await self.service.start()
         await self.plugin.start()
-        await self.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == self._devices, timeout)
+        exits = {asyncio.ensure_future(each.wait_for_exit()): each for each in (self.service, self.plugin)}
+        ready = asyncio.ensure_future(self.kubelet.wait_for_allocatable(RESOURCE, self._devices, timeout))
+        try:
+            ended, _ = await asyncio.wait((ready, *exits), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (ready, *exits):
+                each.cancel()
+            await asyncio.gather(ready, *exits, return_exceptions=True)
+        if ready in ended:
+            ready.result()
+            return
+        daemon = next(exits[each] for each in exits if each in ended)
+        raise RuntimeError(f"scrubber {daemon.arguments[0]} exited while it was starting; its log is {daemon.log}")
 
     async def wait_for_devices(
-        self, condition: Callable[[Sequence[pb.Device]], bool], timeout: float
+        self,
+        condition: Callable[[Sequence[pb.Device]], bool],
+        timeout: float,
+        goal: str = "the devices are in the expected state",
     ) -> Sequence[pb.Device]:
         """Wait until ``condition`` holds for the service's devices; the service may stop and start meanwhile.
 
-        Raises:
-            TimeoutError: it did not hold within ``timeout`` seconds.
-        """
-        async with asyncio.timeout(timeout):
-            while True:
-                try:
-                    async for news in self.read_client.watch_devices():
-                        if condition(news.devices):
-                            return news.devices
-                except (Unavailable, NotReady):
-                    await self.read_client.close()
-                    await asyncio.sleep(0.05)
+        Args:
+            goal: what the condition means, for the message.
 
-    async def wait_until_clean(self, timeout: float = 20.0) -> Sequence[pb.Device]:
+        Raises:
+            TimeoutError: it did not hold within ``timeout`` seconds; the message contains the devices' states.
+        """
+        states = "the service did not answer"
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    try:
+                        async for news in self.read_client.watch_devices():
+                            states = ", ".join(f"device {each.index} is {each.state}" for each in news.devices)
+                            if condition(news.devices):
+                                return news.devices
+                    except (Unavailable, NotReady):
+                        await self.read_client.close()
+                        await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            raise TimeoutError(f"not within {timeout:g} s: {goal} ({states})") from error
+
+    async def wait_until_clean(self, timeout: float = LONGEST_WAIT) -> Sequence[pb.Device]:
         """Wait until every device is healthy and either clean or in use."""
         return await self.wait_for_devices(
             lambda devices: (
                 len(devices) == self._devices and all(each.state in ("clean", "in-use") for each in devices)
             ),
             timeout,
+            f"all {self._devices} devices are clean or in use",
         )
 
 

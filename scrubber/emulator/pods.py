@@ -259,8 +259,13 @@ class EmulatedPod:
         """Every device assigned to any container of the pod, sorted."""
         return tuple(sorted({each for record in self.records.values() for each in record.device_ids}))
 
-    async def wait(self, condition: PodPhase | Callable[[PodStatus], bool], timeout: float) -> PodStatus:
+    async def wait(
+        self, condition: PodPhase | Callable[[PodStatus], bool], timeout: float, goal: str = "the expected condition"
+    ) -> PodStatus:
         """Wait at most ``timeout`` seconds for a phase, or until ``condition(status)`` holds; return that status.
+
+        Args:
+            goal: what a condition means, for the message.
 
         Raises:
             TimeoutError: it did not happen in time; the message contains the status.
@@ -280,8 +285,8 @@ class EmulatedPod:
             return status
         if in_time:
             raise PodEnded(f"pod {self.full_name} will never be {phase}: {self.describe()}")
-        goal = f"phase {phase}" if phase else "the expected condition"
-        raise TimeoutError(f"pod {self.full_name} did not reach {goal} within {timeout:g} s: {self.describe()}")
+        missed = f"phase {phase}" if phase else goal
+        raise TimeoutError(f"pod {self.full_name} did not reach {missed} within {timeout:g} s: {self.describe()}")
 
     def describe(self) -> str:
         """Return one line for an error message: the phase and the state of each container."""

@@ -14,7 +14,7 @@ from scrubber.domain.evidence import PathKind, ScrubTrigger
 from scrubber.domain.pods import PodState
 from scrubber.domain.policy import ResetMode
 from scrubber.domain.reset_plan import ResetPlan
-from scrubber.domain.states import Hygiene
+from scrubber.domain.states import Cause, Hygiene
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.devices import Devices
@@ -74,12 +74,7 @@ class OperatorActions:
     async def reset_plan(self, device: str) -> ResetPlan:
         controller = self._devices.find(device)
         plan = await self._dependencies.resetter.plan(controller.state.device)
-        unexpected = (
-            plan.blockers and controller.state.job is None and controller.state.record.hygiene is not Hygiene.IN_USE
-        )
-        holding = await self._holder_text(controller) if unexpected else ""
-        held = (f"Device {controller.state.device.index} is{holding.removeprefix(',')}.",) if holding else ()
-        return replace(plan, blockers=(*self._in_use(plan), *plan.blockers, *held))
+        return replace(plan, blockers=(*self._in_use(plan), *plan.blockers))
 
     def _in_use(self, plan: ResetPlan) -> list[str]:
         """Return a message for each device of the plan that is in use or being scrubbed."""
@@ -123,11 +118,11 @@ class OperatorActions:
             if all(where.state is PodState.OVER for _, where in await controller.occupancy.pod_liveness()):
                 await controller.occupancy.release(record)
 
-    async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView:
+    async def quarantine(self, device: str, reason: str, actor: str) -> tuple[DeviceView, Cause | None]:
         controller = self._devices.find(device)
         _require_reason(reason, "A quarantine")
-        await controller.health.quarantine(reason, actor)
-        return controller.view
+        previous = await controller.health.quarantine(reason, actor)
+        return controller.view, previous
 
     async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView:
         controller = self._devices.find(device)

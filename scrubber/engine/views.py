@@ -15,6 +15,7 @@ from scrubber.domain.health.breaker import BreakerState
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.reset_plan import ResetPlan
+from scrubber.domain.states import Cause
 from scrubber.engine import refusals
 from scrubber.ports.device import EraseProgress
 from scrubber.ports.record import CHAIN_START, AuditHead, AuditLogPage, HistoryEntry, HistoryQuery
@@ -231,7 +232,12 @@ class Actions(Protocol):
             DeviceFault, Unavailable: the device or its driver did not answer.
         """
 
-    async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView: ...
+    async def quarantine(self, device: str, reason: str, actor: str) -> tuple[DeviceView, Cause | None]:
+        """Quarantine the device until an operator releases it; return it, and why it was out of service already, if it was.
+
+        Raises:
+            InvalidRequest: no such device, or no reason.
+        """
 
     async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView: ...
 

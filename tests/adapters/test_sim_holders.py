@@ -55,6 +55,17 @@ async def test_descriptor_in_flight_is_an_untraceable_holder(sim: Sim, device: D
     assert not await sim.backend.holders.is_held(device)
 
 
+async def test_reset_plan_names_the_holders_once_or_says_that_they_were_not_identified(
+    sim: Sim, device: Device
+) -> None:
+    tenant = sim.start(device, "--hold", "forever").until_ready()
+    (blocker,) = (await sim.backend.resetter.plan(device)).blockers
+    assert blocker.endswith(f" (PID {tenant.pid}) holds device 0: it must end first.")
+    tenant.end()
+    sim.start(device, "--in-flight", "--hold", "forever").until_ready()
+    assert (await sim.backend.resetter.plan(device)).blockers == ("A process that was not identified holds device 0.",)
+
+
 async def test_holder_without_time_for_inspection_is_named_as_uninspected(sim: Sim, device: Device) -> None:
     sim.backend.holders._budget = Budget(per_process=0.0, total=10.0)
     with sim.hold(device) as pid:

@@ -14,6 +14,7 @@ from scrubber.domain.health.breaker import BreakerState
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import BreakGlass, DeviceRecord
 from scrubber.domain.reset_plan import ResetPlan
+from scrubber.domain.states import Cause
 from scrubber.engine.views import (
     CertificateStatus,
     CertificateView,
@@ -190,9 +191,10 @@ class FakeNode:
         self._note(("reset-plan", device))
         return self.plan
 
-    async def quarantine(self, device: str, reason: str, actor: str) -> DeviceView:
+    async def quarantine(self, device: str, reason: str, actor: str) -> tuple[DeviceView, Cause | None]:
         self._note(("quarantine", device, reason, actor))
-        return self._named(device)
+        view = self._named(device)
+        return view, view.record.cause
 
     async def unquarantine(self, device: str, reason: str, actor: str) -> DeviceView:
         self._note(("unquarantine", device, reason, actor))

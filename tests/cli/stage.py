@@ -134,6 +134,8 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
     entries: list[pb.HistoryEntry] = field(default_factory=list)
     page: pb.GetHistoryResponse | None = None
     """The answer to every query of the history; None: a selection of ``entries`` as requested."""
+    released: pb.Device = field(default_factory=lambda: CLEAN)
+    """The device after its release from quarantine."""
     updates: list[pb.ScrubUpdate] = field(default_factory=lambda: [HALFWAY, PASSED])
     error: Exception | None = None
     endless: bool = False
@@ -197,7 +199,7 @@ class Service(scrubber_pb2_grpc.ReadServicer, scrubber_pb2_grpc.AdminServicer):
 
     async def Unquarantine(self, request: Any, context: Any) -> pb.DeviceResponse:
         await self._answer(request, context)
-        return pb.DeviceResponse(device=CLEAN)
+        return pb.DeviceResponse(device=self.released)
 
     async def BreakGlass(self, request: Any, context: Any) -> pb.DeviceResponse:
         await self._answer(request, context)

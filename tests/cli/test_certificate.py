@@ -476,6 +476,7 @@ class TestCertificateVerify:
         ended = offline("verify", "-", stdin=envelope().encode())
         assert (ended.code, ended.out) == (1, "")
         assert "The scrub service is not reachable" in ended.err
+        assert ended.err.endswith(" without the service, pass the public key of its node with --key.\n")
 
     @pytest.mark.parametrize("columns", WIDTHS)
     @pytest.mark.parametrize("good", [True, False], ids=["valid", "invalid"])

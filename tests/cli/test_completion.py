@@ -169,7 +169,7 @@ class TestFish:
             "unquarantine\tReturn a quarantined device to service, after probation.",
         ]
         assert await fish(short_tmp, "scrubber sim cr") == [
-            "create\tCreate a simulated node, and print the command that serves it."
+            "create\tCreate a simulated node, and print the commands to use it."
         ]
         assert await fish(short_tmp, "scrubber devices --outp") == [
             "--output\tOutput format. One of: table, wide, json, yaml, name."

@@ -113,8 +113,7 @@ class TestDevices:
         assert [row["TENANT"] for row in cells((await run(short_tmp, "devices")).out)] == ["-"]
         (item,) = (await run(short_tmp, "devices", "-o", "json")).items
         assert item["assignedTo"] is None
-        assert item["openGrants"] == []
-        assert [(each["sequence"], each["pod"]) for each in item["previousGrants"]] == [(4, "train-0")]
+        assert [(each["sequence"], each["pod"]) for each in item["openGrants"]] == [(4, "train-0")]
 
     async def test_assigned_device_shows_its_tenant_whatever_its_health(
         self, service: Service, short_tmp: Path
@@ -124,7 +123,6 @@ class TestDevices:
         assert item["health"] == "quarantined"
         assert (item["assignedTo"]["tenant"], item["assignedTo"]["pod"]) == ("team-a", "train-0")
         assert [each["sequence"] for each in item["openGrants"]] == [4]
-        assert item["previousGrants"] == []
 
     async def test_name_output_prints_one_id_per_line(self, service: Service, short_tmp: Path) -> None:
         assert (await run(short_tmp, "devices", "-o", "name")).out == "SIM-GPU-aa\nSIM-GPU-bb\n"
@@ -149,7 +147,8 @@ class TestDevices:
         clean, small, device = cells((await run(short_tmp, "devices", "-o", "wide")).out)
         assert (clean["HYGIENE"], clean["HEALTH"], clean["CERTIFICATE"]) == ("clean", "healthy", "3m")
         assert small["DEVICE"] == SMALL.id
-        assert small["TENANT"] == "team-with-a-long-name/a-training-job-with-an-even-longer-name-7d9f/main"
+        assert small["TENANT"] == "team-with-a-long-name/a-training-job-with-an-even-longer-name-7d9f"
+        assert (small["CONTAINER"], clean["CONTAINER"]) == ("main", "-")
         assert (small["HEALTH"], small["CERTIFICATE"], small["MEMORY"]) == ("suspect", "-", "141 GiB")
         assert (device["CERTIFICATE"], device["POLICY"], device["GRANTS"]) == ("consumed", "h200", "4")
 
@@ -180,9 +179,10 @@ class TestDevices:
 
     async def test_table_has_few_columns_and_wide_has_all(self, service: Service, short_tmp: Path) -> None:
         table, wide = [(await run(short_tmp, "devices", "-o", output)).out for output in ("table", "wide")]
-        few = ["INDEX", "DEVICE", "HYGIENE", "HEALTH", "TENANT", "CERTIFICATE", "CAUSE"]
+        few = ["INDEX", "DEVICE", "HYGIENE", "HEALTH", "TENANT", "CAUSE"]
+        more = ["CONTAINER", "CERTIFICATE", "MEMORY", "GRANTS", "POLICY", "MODEL", "MESSAGE"]
         assert table.splitlines()[0].split() == few
-        assert wide.splitlines()[0].split() == [*few, "MEMORY", "GRANTS", "POLICY", "MODEL", "MESSAGE"]
+        assert wide.splitlines()[0].split() == [*few, *more]
 
     @pytest.mark.parametrize("output", ["table", "wide"])
     async def test_no_headers_prints_the_rows_only(self, service: Service, short_tmp: Path, output: str) -> None:
@@ -196,10 +196,42 @@ class TestDevices:
         with_flag = await run(short_tmp, "devices", "--no-headers", "-o", output)
         assert with_flag == await run(short_tmp, "devices", "-o", output)
 
-    async def test_default_policy_is_not_repeated_for_every_device(self, service: Service, short_tmp: Path) -> None:
-        service.devices = [CLEAN, BROKEN, pb.Device(id="SIM-GPU-ee", index="4", state="clean")]
+    async def test_policy_of_each_device_is_named_even_if_it_is_the_nodes(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        service.devices = [CLEAN, BROKEN]
         rows = cells((await run(short_tmp, "devices", "-o", "wide")).out)
-        assert [row["POLICY"] for row in rows] == ["-", "h200", "-"]
+        assert [row["POLICY"] for row in rows] == [service.info.policy, "h200"]
+
+    @pytest.mark.parametrize(
+        ("more", "progress"),
+        [
+            ({"next_attempt_at": 9.5}, "0 of 2 clean scrubs; next at 1970-01-01T00:00:09Z"),
+            ({"next_attempt_at": 9.5, "active_scrub_id": "s-1"}, "0 of 2 clean scrubs; the next is running"),
+            ({"hygiene": "in-use"}, "0 of 2 clean scrubs; next when it is released"),
+            ({"probation_scrubs_passed": 1}, "1 of 2 clean scrubs; the next is due"),
+        ],
+    )
+    async def test_progress_of_a_probation_is_shown(
+        self, service: Service, short_tmp: Path, more: dict[str, Any], progress: str
+    ) -> None:
+        cause = pb.Cause(code="xid-95", message="XID 95 was seen.", recovery_method="reset")
+        service.devices = [
+            pb.Device(
+                id="x",
+                index="0",
+                state="probation",
+                health="probation",
+                probation_scrubs_required=2,
+                cause=cause,
+                **more,
+            )
+        ]
+        (row,) = cells((await run(short_tmp, "devices", "-o", "wide")).out)
+        assert row["HEALTH"] == f"probation, {progress.partition(' clean')[0]}"
+        assert f"On probation: {progress}." in row["MESSAGE"]
+        shown = (await run(short_tmp, "device", "0")).out
+        assert f"  It returns to service after its probation: {progress}.\n" in shown
 
     async def test_break_glass_override_is_shown_below_the_table_with_actor_and_reason(
         self, service: Service, short_tmp: Path
@@ -386,6 +418,18 @@ class TestOnATerminal:
         result = await at_terminal("devices", columns=columns, environment=environment)
         assert result.code == 0
         agrees_with(f"devices-{columns}" if output == "table" else f"devices-wide-{columns}", timeless(result.text))
+
+    async def test_row_of_a_common_pod_and_cause_is_one_line_of_80_columns(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        usual = lately(DEVICE)
+        usual.ClearField("break_glass")
+        usual.advertised = False
+        usual.cause.code = "unauthorized-use"
+        service.devices = [CLEAN, usual]
+        result = await at_terminal("devices", columns=80, environment={"SCRUBBER_SOCKET_DIR": str(short_tmp)})
+        assert len(result.text.splitlines()) == 3
+        assert re.search(r" quarantined +team-a/train-0 +unauthorized-use$", result.text, re.MULTILINE)
 
     async def test_shortened_id_is_accepted_as_an_argument(self, service: Service, short_tmp: Path) -> None:
         service.devices = [SMALL, lately(DEVICE)]

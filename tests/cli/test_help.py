@@ -325,6 +325,38 @@ def words_of(typed: str) -> tuple[str, ...]:
     return tuple(shlex.split(typed.partition("scrubber ")[2].partition(" >")[0].removesuffix(")")))
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("policy", "validate"), "check"),
+        (("certificate", "check"), "verify"),
+        (("list",), "devices"),
+        (("baseline", "list"), "show"),
+        (("polcy",), "policy"),
+    ],
+)
+def test_unknown_command_is_answered_with_the_one_that_is_meant(
+    words: tuple[str, ...], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"Error: No such command '{words[-1]}'. Did you mean '{meant}'?\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "event"), [("quarantine", "operator.quarantined"), ("unquarantine", "operator.released")]
+)
+def test_help_of_an_operator_action_names_its_event(name: str, event: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"as the event {event}." in helped((name,), capsys)
+
+
+def test_help_of_the_history_names_the_option_that_shows_who_requested_an_action(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "With -o wide, it also shows who requested them (ACTOR)." in helped(("history",), capsys)
+
+
 def test_every_example_belongs_to_an_existing_command() -> None:
     assert {tuple(name.split()) for name in EXAMPLES} == COMMANDS
 

@@ -86,7 +86,7 @@ class Everything(Service):
         if request.device not in ("3", DEVICE.id):
             status = status_from_error(DeviceBusy("It is in use."), public=False)
             await context.abort(status.code, status.details, status.metadata)
-        return pb.DeviceResponse(device=DEVICE)
+        return pb.DeviceResponse(device=DEVICE, previous_cause=DEVICE.cause)
 
     async def GetResetPlan(self, request: Any, context: Any) -> pb.ResetPlan:
         return pb.ResetPlan(

@@ -48,6 +48,18 @@ def test_policy_errors_name_line_and_hint_while_valid_files_are_still_listed(
     assert f'{bad}:3: unknown key "drivercall" in "limits"; did you mean "driverCall"?' in err
 
 
+@pytest.mark.parametrize("output", ["yaml", "json", "table"])
+@pytest.mark.parametrize("command", ["show", "explain", "xids"])
+def test_bundled_default_is_evaluated_only_with_a_note_that_it_may_not_be_in_force(
+    capsys: pytest.CaptureFixture[str], command: str, output: str
+) -> None:
+    named = run(capsys, command, "default", "-o", output)
+    status, out, err = run(capsys, command, "-o", output)
+    assert named == (status, out, "")
+    assert err.startswith("Note: No POLICY was given, so this is the bundled policy default.")
+    assert "`scrubber doctor` names the file of the policy in force." in err
+
+
 def test_show_includes_default_values(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "show", "trusted", "-o", "json")
     shown = json.loads(out)

@@ -63,6 +63,8 @@ class Several(Node):
             await context.abort(status.code, status.details, status.metadata)
         for each in self.devices:
             if each.id == request.device:
+                if each.HasField("cause"):
+                    answer.previous_cause.CopyFrom(each.cause)
                 cause = pb.Cause(code="operator", message=request.reason, recovery_method="operator", actor="uid:0")
                 answer.device.CopyFrom(each)
                 answer.device.MergeFrom(pb.Device(health="quarantined", state="quarantined", cause=cause))
@@ -129,6 +131,18 @@ class TestQuarantine:
         assert done(several) == [
             pb.QuarantineRequest(device=each, reason="new fan") for each in ("SIM-GPU-cc", "SIM-GPU-aa")
         ]
+
+    async def test_quarantine_names_actor_time_and_reason_of_an_earlier_one(
+        self, several: Several, short_tmp: Path
+    ) -> None:
+        note = (
+            "Note: Device 1 (SIM-GPU-bb) was already out of service, since 1970-01-01T00:00:02Z by service: XID 95 was "
+            "\N{REPLACEMENT CHARACTER}[31mseen. The new reason replaces it.\n"
+        )
+        for names in ((SICK.id,), (CLEAN.id, SICK.id)):
+            assert (await run(short_tmp, "quarantine", *names, *WHY)).err == note
+        results = (await run(short_tmp, "quarantine", CLEAN.id, SICK.id, *WHY, "-o", "json")).items
+        assert [each["previousCause"] and each["previousCause"]["actor"] for each in results] == [None, "service"]
 
     @pytest.mark.parametrize("wrong", ["7", "SIM"], ids=["none", "more than one"])
     async def test_wrong_device_name_prevents_quarantine_of_every_device(
@@ -203,6 +217,14 @@ class TestUnquarantine:
             assert b"\x1b[31m" not in session.raw, "words of the node do nothing to the terminal"
             session.type("y\n")
             assert (await session.ended()).code == 0
+
+    async def test_unquarantine_shows_the_progress_of_the_probation(self, node: Node, short_tmp: Path) -> None:
+        node.released = pb.Device(
+            id="GPU-a", index="1", health="probation", probation_scrubs_required=2, next_attempt_at=9.5
+        )
+        assert (await run(short_tmp, *UNQUARANTINE, "--yes")).err == (
+            "Note: Device 1 (GPU-a) is on probation: 0 of 2 clean scrubs; next at 1970-01-01T00:00:09Z.\n"
+        )
 
     @pytest.mark.parametrize(("health", "result"), [("healthy", "healthy"), ("probation", "on probation")])
     async def test_unquarantine_of_a_device_in_service_is_refused_without_confirmation(

@@ -349,7 +349,7 @@ class TestAllIdle:
             for each, why in zip(
                 node.devices[1:3],
                 (
-                    "it is in use by red/train/main",
+                    "it is in use by red/train",
                     "no scrub has shown yet that its previous pods have ended (blue/old)",
                 ),
                 strict=True,
@@ -426,10 +426,10 @@ class TestScrubbedButNotOffered:
             ),
             ({"state": "probation", "health": "probation"}, "on probation."),
             (
-                {"state": "probation", "health": "probation", "cause": OFF_THE_BUS},
+                {"state": "probation", "health": "probation", "cause": OFF_THE_BUS, "probation_scrubs_required": 3},
                 (
-                    "on probation: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It returns to service after as many clean "
-                    "scrubs as its policy requires."
+                    "on probation: XID 79 was \N{REPLACEMENT CHARACTER}[31mseen. It returns to service after its probation: "
+                    "0 of 3 clean scrubs; the next is due."
                 ),
             ),
             (

@@ -63,12 +63,19 @@ class TestCreate:
             assert each["memoryBytes"] == 2 * 1024 * 1024 == Path(each["memoryFile"]).stat().st_size
             assert (each["parent"], each["split"]) == (None, False)
 
-    def test_create_prints_the_next_command(self, tmp_path: Path, capsys: Capture) -> None:
+    def test_create_prints_the_commands_that_serve_the_node_beside_its_directory_and_list_its_devices(
+        self, tmp_path: Path, capsys: Capture
+    ) -> None:
         directory = tmp_path / "a node"
         assert run("create", "--dir", str(directory), "--devices", "1", "--memory", "1MiB") == 0
         out, err = capsys.readouterr()
         assert "1 MiB" in out
-        assert err.startswith(f"Next: scrubber serve --backend sim --sim-dir '{directory}'")
+        sockets = f"--socket-dir '{directory}.run'"
+        assert err.splitlines() == [
+            f"Next: scrubber serve --backend sim --sim-dir '{directory}' \\",
+            f"        --state-dir '{directory}.state' {sockets}",
+            f"Then: scrubber devices {sockets}",
+        ]
 
     def test_node_directory_may_come_from_the_environment(
         self, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch

@@ -215,6 +215,25 @@ class TestWithoutTerminal:
         out, _ = await process.communicate()
         assert out.decode().endswith("xid-95\n\n")
 
+    async def test_table_is_printed_only_when_what_it_shows_has_changed(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        process = await start(short_tmp, "devices", "--watch")
+        await first_line(process.stdout)
+        queries = service.requests.count(pb.GetServiceInfoRequest())
+        hotter = pb.Device()
+        hotter.CopyFrom(CLEAN)
+        hotter.lifetime_counters["retired_pages"] = 3  # of the details of a device only
+        service.becomes(hotter, SICK)
+        await until(lambda: service.requests.count(pb.GetServiceInfoRequest()) > queries)
+        service.becomes(CLEAN)
+        shown = [await first_line(process.stdout) for _ in range(6)]
+        assert [line.split()[:1] for line in shown[:4]] == [["INDEX"], ["0"], ["1"], []]
+        assert shown[5].split()[0] == "INDEX", "the next table"
+        process.send_signal(signal.SIGINT)
+        out, _ = await process.communicate()
+        assert b"SIM-GPU-bb" not in out, "it is the one without that device"
+
     async def test_lost_service_is_reported_once_on_standard_error(self, short_tmp: Path) -> None:
         async with serving(short_tmp) as service:
             process = await start(short_tmp, "devices", "--watch", "-o", "json")

@@ -16,7 +16,7 @@ import yaml
 
 from dashboards.boards import BOARDS
 from dashboards.dashboard import DashboardName, to_json
-from dashboards.value_mappings import ADVERTISEMENT, HEALTH, HYGIENE, STATE_COLOURS, STATES, Colour
+from dashboards.value_mappings import ADVERTISEMENT, HEALTH, HYGIENE, STATE_COLOURS, STATES, STEP_COLOURS, Colour
 from scrubber.domain.evidence import Severity, Step, Verdict
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.states import ADVERTISED, Health, Hygiene
@@ -317,6 +317,11 @@ def test_every_device_state_has_a_number_a_text_and_a_colour() -> None:
 def _hygiene_and_health(matchers: tuple[str, ...]) -> tuple[str | None, str | None]:
     states = dict(re.findall(r'(\w+)="([\w-]+)"', " ".join(matchers)))
     return states.get("hygiene"), states.get("health")
+
+
+def test_each_step_has_a_colour_of_its_own() -> None:
+    assert set(STEP_COLOURS) == set(Step)
+    assert len(set(STEP_COLOURS.values())) == len(STEP_COLOURS)
 
 
 def test_each_number_means_one_state_among_states_shown_together() -> None:

@@ -46,6 +46,17 @@ def refused(admitted: EmulatedPod) -> str:
     return status.message
 
 
+async def test_failed_waits_name_what_was_missing(kubelet: Kubelet) -> None:
+    with pytest.raises(
+        TimeoutError, match=f"^the kubelet has 0 instead of 2 allocatable devices of {RESOURCE} after 0 s$"
+    ):
+        await kubelet.wait_for_allocatable(RESOURCE, 2, 0)
+    async with registered(kubelet, TinyPlugin(["a"])):
+        admitted = await kubelet.run(pod("p", container("one")))
+        with pytest.raises(TimeoutError, match="did not reach its second restart within 0 s: "):
+            await admitted.wait(lambda _: False, 0, "its second restart")
+
+
 async def test_every_container_is_allocated_at_admission_before_any_container_runs(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a", "b", "c"])) as plugin:
         spec = pod("p", container("one"), container("two"), init=[container("init", "true")])

@@ -544,6 +544,20 @@ async def test_operator_reset_on_probation_clears_the_owed_reset() -> None:
 
 
 @in_virtual_time
+async def test_quarantine_returns_why_the_device_was_out_of_service_already() -> None:
+    async with simulated_cluster(devices=1) as cluster:
+        quarantine = cluster.node.actions.quarantine
+        assert (await quarantine("0", "looks odd", "uid:7"))[1] is None
+        began = cluster.record().cause
+        view, previous = await quarantine("0", "smells", "uid:8")
+        assert previous is not None
+        assert previous is began
+        assert (previous.actor, previous.message) == ("uid:7", "looks odd")
+        assert view.record.cause is not None
+        assert view.record.cause.actor == "uid:8"
+
+
+@in_virtual_time
 async def test_release_does_not_return_a_device_whose_cause_of_quarantine_persists() -> None:
     """Otherwise the device, being the only one out, would use up the breaker's share and so keep itself in service."""
     narrow = replace(SLOWLY, health=HealthRule(quarantine_after={"power-brake": 1.0}))

@@ -51,6 +51,7 @@ recovery:
 
 # The order matters: a pattern that is part of another comes after it.
 VARIES = (
+    (r"\b\d+ of (\d+ clean scrubs); [^.]*\.", r"N of \1; LATER."),
     (r"SIM-GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "SIM-GPU"),
     (r"SIM-GPU-[0-9a-f-]{4,}…", "SIM-GPU…"),
     (r"\b(cert|scrub)-[0-9a-f]{12}\b", r"\1"),

@@ -242,7 +242,9 @@ def test_scrub_step_of_the_recipe_runs_on_the_simulated_node_and_is_on_the_certi
         certificate = scrubber(tree, "certificate", "show", "--device", "0", "--socket-dir", str(sockets))
     assert re.search(r"^step +idle: passed", scrubbed, re.MULTILINE)
     assert re.search(r"^covered +idle: no process has the device open", certificate, re.MULTILINE)
-    assert "\n| `device-opened` | idle | blocking | " in (tree / "docs" / "codes.md").read_text()
+    codes = (tree / "docs" / "codes.md").read_text()
+    assert "\n| `device-opened` | idle | blocking | " in codes
+    assert "\n| `idle-limited` | idle | note | " in codes
     python(tree, BOARDS)
 
 
@@ -257,14 +259,15 @@ def test_command_of_the_recipe_is_listed_and_runs(tmp_path: Path) -> None:
 
 EXPOSITION: Final = """
 from scrubber.domain.evidence import Step, StepResult, Verdict
-from tests.measures import Measures, scrub
+from tests.measures import Measures, scrub, shown
 measures = Measures()
+measures.show(shown("GPU-a"))
 measures.metrics.record_scrub(scrub(StepResult(Step.ON_CHIP, Verdict.NOT_COVERED, 0.0)))
 print(measures.page())
 """
 
 
-def test_metric_of_the_recipe_is_on_the_exposition(tmp_path: Path) -> None:
+def test_counter_and_gauge_of_the_recipe_are_on_the_exposition(tmp_path: Path) -> None:
     tree = follow("add-a-metric", tmp_path / "tree")
     page = python(tree, EXPOSITION)
     name = "scrubber_uncovered_steps_total"
@@ -273,6 +276,9 @@ def test_metric_of_the_recipe_is_on_the_exposition(tmp_path: Path) -> None:
     assert f'{name}{{step="memory"}} 0.0' in page, "the series is there before the first step of its kind"
     assert f"\n| `{name}` | counter | `step`: holders, " in (tree / "docs" / "metrics.md").read_text()
     assert name in (tree / "dashboards" / "node.json").read_text()
+    assert "# TYPE scrubber_device_open_grants gauge" in page
+    assert 'scrubber_device_open_grants{device="GPU-a"} 0.0' in page
+    assert "scrubber_device_open_grants" in (tree / "dashboards" / "device.json").read_text()
     python(tree, BOARDS)
 
 

@@ -94,7 +94,7 @@ class SimBackend:
         )
         self.telemetry = SimTelemetry(self.inventory, self._driver_pool, self._watch)
         self.settings = SimSettings(self.inventory, self._driver_pool)
-        self.resetter = SimResetter(self.inventory, self.children, node)
+        self.resetter = SimResetter(self.inventory, self.holders, self.children, node)
         self.diagnostics = SimDiagnostics(self.inventory, self.children, self._directory / "locks")
         self.eraser = SimEraser(self.inventory, self.children, self._directory / "locks")
 

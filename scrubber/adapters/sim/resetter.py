@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from scrubber.adapters.children.process import ChildDied, Children
 from scrubber.adapters.children.request_pool import parse_answer
 from scrubber.adapters.sim import lease
+from scrubber.adapters.sim.holders import SimHolders
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.telemetry import DRIVER_MODULE, device_request
 from scrubber.domain.device import Device
-from scrubber.domain.errors import DriverTimeout, Unreadable
+from scrubber.domain.errors import DriverTimeout, Unavailable, Unreadable
 from scrubber.domain.reset_plan import ResetPlan
+from scrubber.domain.telemetry import Holder
 
 __all__ = ["SimResetter"]
 
@@ -17,13 +21,14 @@ __all__ = ["SimResetter"]
 class SimResetter:
     """:class:`scrubber.ports.Resetter`, each reset in its own child: it takes long, and driver calls continue."""
 
-    def __init__(self, inventory: SimInventory, children: Children, node: str) -> None:
+    def __init__(self, inventory: SimInventory, holders: SimHolders, children: Children, node: str) -> None:
         self._inventory = inventory
+        self._holders = holders
         self._children = children
         self._node = node
 
     async def plan(self, device: Device) -> ResetPlan:
-        """Plan a reset from the node's files, without a call that may hang."""
+        """Plan a reset from the node's files, without a call to the driver, which may hang."""
         found = self._inventory.find_sim_device(device)
         unavailable = None
         if device.parent is not None:
@@ -32,6 +37,14 @@ class SimResetter:
                 "be using it."
             )
         held = lease.is_held(found.memory, found.inode)  # not untraceable use: a reset is its cure
+        users: tuple[Holder, ...] = ()
+        if held:
+            with suppress(Unavailable):  # the plan still says that it is held
+                users = await self._holders.list_users(device)
+        named = tuple(
+            f"{each.command or 'An unnamed process'} (PID {each.pid}) holds device {device.index}: it must end first."
+            for each in users
+        )
         return ResetPlan(
             device=device.id,
             method="the simulated driver",
@@ -40,7 +53,7 @@ class SimResetter:
                 "Restore its settings to the driver's defaults.",
             ),
             unavailable=unavailable,
-            blockers=(f"A process holds device {device.index}.",) if held else (),
+            blockers=named or ((f"A process that was not identified holds device {device.index}.",) if held else ()),
         )
 
     async def reset(self, device: Device, deadline: float) -> None:

@@ -95,7 +95,8 @@ def accept(
         no_input=no_input,
     )
     # By its id and with its facts: what was shown is accepted, even if another device has that index by now.
-    accepted = run_admin_action(socket, lambda client: client.accept_baseline(found.id, reason, expected_facts=shown))
+    answer = run_admin_action(socket, lambda client: client.accept_baseline(found.id, reason, expected_facts=shown))
+    accepted = answer.device
     print_result(_answer([accepted], single=True), output, no_headers=no_headers)
     if output.is_table and accepted.cause.code == "baseline-mismatch":
         print_note(

@@ -286,7 +286,12 @@ async def _fetch_service_info(socket: Path) -> pb.ServiceInfo:
 
 
 async def _fetch_service_key(socket: Path) -> str:
-    info = await _fetch_service_info(socket)
+    try:
+        info = await _fetch_service_info(socket)
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error} To verify the certificate without the service, pass the public key of its node with --key."
+        ) from error
     print_note(
         f"Using the key of the service on this node ({info.key_id}), because no --key was given. The result is only as "
         "trustworthy as this node."

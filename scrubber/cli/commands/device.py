@@ -14,7 +14,7 @@ import typer
 
 from scrubber.cli.client_run import run
 from scrubber.cli.options import DeviceArgument, NoHeadersOption, OutputOption, SocketOption
-from scrubber.cli.render.device_facts import AUTOMATIC_RECOVERIES, current_tenancies, previous_tenancies, recovery_text
+from scrubber.cli.render.device_facts import AUTOMATIC_RECOVERIES, is_in_use, recovery_text
 from scrubber.cli.render.device_list import format_age, select_devices
 from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, TableSection, print_result
 from scrubber.domain.formatting import format_size, format_utc
@@ -89,7 +89,7 @@ def device_result(message: pb.Device, entries: Sequence[pb.HistoryEntry], *, now
         kind="Device",
         sections=[
             TableSection("State", (), list(_state_rows(message, now))),
-            *_tenancy_sections(message, now),
+            *_open_grant_sections(message, now),
             *(
                 [TableSection("Unauthorized users", (), [(each,) for each in message.unauthorized_users])]
                 if message.unauthorized_users
@@ -158,8 +158,6 @@ def _state_rows(found: pb.Device, now: float) -> Rows:
         )
     if found.reset_pending:
         yield "reset", f"pending: {_pending_reset_text(found)}"
-    if found.probation_scrubs_passed or found.health == "probation":
-        yield "clean scrubs", f"{found.probation_scrubs_passed} in this probation"
     if found.failed_recoveries:
         many = "attempt" if found.failed_recoveries == 1 else "attempts"
         yield "failures", f"{found.failed_recoveries} recovery {many} failed since it was last healthy"
@@ -189,12 +187,13 @@ def _pending_reset_text(found: pb.Device) -> str:
     return "the device is not handed over before it"
 
 
-def _tenancy_sections(found: pb.Device, now: float) -> Iterator[TableSection]:
-    """Yield the current holders; also the previous ones, where no scrub has shown yet that their pods ended."""
+def _open_grant_sections(found: pb.Device, now: float) -> Iterator[TableSection]:
+    """Yield the open grants: of the current pods, or of previous ones of which no scrub has shown yet that they ended."""
     none = "none, but it is used without a grant" if found.unauthorized_users else "none"
-    yield TableSection("Assigned to", _GRANT_COLUMNS, _grant_rows(current_tenancies(found), now), empty_message=none)
-    if previous_tenancies(found):
-        yield TableSection("Previously assigned to", _GRANT_COLUMNS, _grant_rows(previous_tenancies(found), now))
+    grants = _grant_rows(found.open_grants, now)
+    yield TableSection("Assigned to", _GRANT_COLUMNS, grants if is_in_use(found) else [], empty_message=none)
+    if grants and not is_in_use(found):
+        yield TableSection("Previously assigned to", _GRANT_COLUMNS, grants)
 
 
 def _grant_rows(granted: Sequence[pb.OpenGrant], now: float) -> Sequence[Sequence[str]]:

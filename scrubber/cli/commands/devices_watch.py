@@ -22,13 +22,21 @@ import typer
 from scrubber.cli.client_run import run
 from scrubber.cli.render.device_list import device_list_result, select_devices
 from scrubber.cli.render.output import (
+    CommandResult,
     OutputFormat,
     flushed_stdout,
     print_document,
     print_message,
     print_result,
 )
-from scrubber.cli.render.table import printable, render_lines, table_renderables, terminal_width, use_colour
+from scrubber.cli.render.table import (
+    printable,
+    render_lines,
+    table_lines,
+    table_renderables,
+    terminal_width,
+    use_colour,
+)
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.formatting import format_utc
 
@@ -152,7 +160,7 @@ async def _states(client: ReadClient) -> AsyncIterator[tuple[Sequence[pb.Device]
 
 
 class _LineView:
-    """Output without a terminal: a table, or a document, after every change, each below the last."""
+    """Output without a terminal: a table, or a document, whenever its content has changed, each below the last."""
 
     def __init__(self, output: OutputFormat, *, no_headers: bool) -> None:
         self.end_signal: signal.Signals | None = None
@@ -161,12 +169,10 @@ class _LineView:
         self._shown: object = None
 
     def show(self, devices: Sequence[pb.Device], info: pb.ServiceInfo) -> None:
-        state = [each.SerializeToString(deterministic=True) for each in devices]
-        if self._output.is_table:
-            state.append(info.breaker.SerializeToString(deterministic=True))
-        if state == self._shown:
+        content = self._content(device_list_result(devices, info, now=0.0))  # without ages, which always change
+        if content == self._shown:
             return
-        self._shown = state
+        self._shown = content
         now = time.time()
         result = device_list_result(devices, info, now)
         if self._output.is_table:
@@ -176,6 +182,12 @@ class _LineView:
                 print()
         else:
             print_document(result.data, result.kind, self._output)
+
+    def _content(self, result: CommandResult) -> object:
+        """Return what the output shows of ``result``."""
+        if not self._output.is_table:
+            return result.data
+        return table_lines(result.tables, None, wide=self._output is OutputFormat.WIDE), result.notes
 
     def show_disconnected(self, message: str) -> None:
         if self._shown != message:

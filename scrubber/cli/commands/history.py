@@ -166,7 +166,8 @@ def history(
 ) -> None:
     """Show the audit history.
 
-    It contains hand-overs, scrubs with their evidence, certificates and quarantines, and who requested them.
+    It contains hand-overs, scrubs with their evidence, certificates and quarantines. With -o wide, it also shows who requested
+    them (ACTOR).
     """
     query = _HistoryFilter(
         device=device,

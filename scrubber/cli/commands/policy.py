@@ -15,7 +15,7 @@ from scrubber.cli.app import App
 from scrubber.cli.completers import complete_policy
 from scrubber.cli.exit_codes import ExitCode
 from scrubber.cli.options import NoHeadersOption, OutputOption
-from scrubber.cli.render.output import CommandResult, OutputFormat, print_error, print_result
+from scrubber.cli.render.output import CommandResult, OutputFormat, print_error, print_note, print_result
 from scrubber.config.units import format_seconds
 from scrubber.domain import evidence
 from scrubber.domain.assignment import Assignment, Pod
@@ -37,11 +37,13 @@ __all__ = ["app"]
 app = App("Validate, show and explain policies.")
 
 PolicyArgument = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="POLICY",
         autocompletion=complete_policy,
-        help="Policy file, or the name of a bundled policy: default, strict, trusted.",
+        help="Policy file, or the name of a bundled policy: default, strict, trusted. For the policy in force on this node, "
+        "pass the file that scrubber doctor names.",
+        show_default="the bundled policy default, which need not be in force",
     ),
 ]
 
@@ -82,7 +84,7 @@ def check(
 
 @app.command()
 def show(
-    policy: PolicyArgument = "default",
+    policy: PolicyArgument = None,
     all_xids: Annotated[
         bool,
         typer.Option(
@@ -101,7 +103,7 @@ def show(
     from scrubber.config.xid_file import load_xid_table
     from scrubber.config.yaml_document import dump_yaml
 
-    found = load_policy(policy)
+    found = load_policy(_name_or_default(policy))
     table = {} if all_xids else {code: row.error_class for code, row in load_xid_table().items()}
     values = dump_policy(found, table)
     if output is OutputFormat.YAML:
@@ -115,13 +117,24 @@ def show(
     print_result(CommandResult(values, [found.name], (), list(_flat(values)), kind="Policy"), output)
 
 
+def _name_or_default(policy: str | None) -> str:
+    """Return the policy to evaluate; without one, the bundled default, and a note that it may not be in force."""
+    if policy is not None:
+        return policy
+    print_note(
+        "No POLICY was given, so this is the bundled policy default. The service on this node may use another one: "
+        "`scrubber doctor` names the file of the policy in force."
+    )
+    return "default"
+
+
 def _override_policies(policy: Policy) -> list[Policy]:
     return [each.policy for each in policy.overrides]
 
 
 @app.command()
 def xids(
-    policy: PolicyArgument = "default",
+    policy: PolicyArgument = None,
     output: OutputOption = OutputFormat.TABLE,
     no_headers: NoHeadersOption = False,
 ) -> None:
@@ -132,7 +145,7 @@ def xids(
     from scrubber.config.policy_file import load_policy
     from scrubber.config.xid_file import load_xid_table
 
-    found, table = load_policy(policy).with_signals(NVIDIA_SIGNALS), load_xid_table()
+    found, table = load_policy(_name_or_default(policy)).with_signals(NVIDIA_SIGNALS), load_xid_table()
     data = [_xid_data(code, found, table) for code in sorted(found.error_classes)]
     rows = [(str(each["code"]), each["class"], each["source"], each["note"] or "-") for each in data]
     names = [str(each["code"]) for each in data]
@@ -142,7 +155,7 @@ def xids(
 
 @app.command()
 def explain(
-    policy: PolicyArgument = "default",
+    policy: PolicyArgument = None,
     kind: Annotated[
         HandOverKind,
         typer.Option("--hand-over", help="Kind of hand-over: how the next assignment relates to the previous one."),
@@ -209,7 +222,7 @@ def explain(
     from scrubber.config.policy_format import override_name
     from scrubber.config.xid_file import load_xid_table
 
-    file = load_policy(policy).with_signals(NVIDIA_SIGNALS)
+    file = load_policy(_name_or_default(policy)).with_signals(NVIDIA_SIGNALS)
     node = file.for_node(node_name)
     resources = [resource] if resource else []
     override = next((each for each in node.overrides if each.matches(model, resources)), None)

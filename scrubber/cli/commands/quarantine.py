@@ -7,7 +7,7 @@ keeps with the uid of the operator.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,9 +18,10 @@ from scrubber.cli.client_run import fetch_device, resolve_device, run, run_admin
 from scrubber.cli.confirmation import NoInputOption, YesOption, check_admin_access, confirm, needs_confirmation
 from scrubber.cli.exit_codes import ExitCode, exit_code_for, worst_exit_code
 from scrubber.cli.options import DeviceArgument, DevicesArgument, NoHeadersOption, OutputOption, SocketOption
-from scrubber.cli.render.device_facts import OUT_OF_SERVICE, cause_text
-from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, print_result
+from scrubber.cli.render.device_facts import OUT_OF_SERVICE, cause_text, probation_text
+from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, print_note, print_result
 from scrubber.domain.errors import Refused, ScrubberError
+from scrubber.domain.formatting import format_utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
@@ -61,16 +62,20 @@ def quarantine(
 ) -> None:
     """Take devices out of service.
 
-    A pod that has a device keeps it; no other pod gets it. If one of the names is invalid, no device is quarantined.
+    A pod that has a device keeps it; no other pod gets it. If one of the names is invalid, no device is quarantined. The audit
+    log records each quarantine as the event operator.quarantined.
 
     Exits with 0 only if every device was quarantined, otherwise with the worst of: 130 interrupted, 1 failed, 2 no such
     device, 3 refused.
     """
     names = list(dict.fromkeys(devices))
     if len(names) == 1:
-        change_and_show_device(
+        answered = change_and_show_device(
             socket, output, lambda client: client.quarantine(names[0], reason), no_headers=no_headers
         )
+        if output.is_table:
+            for note in _previous_cause_notes(answered):
+                print_note(note)
         return
     results = run(_quarantine_all(socket, names, reason))
     errors = [each.error for each in results if each.error is not None]
@@ -82,16 +87,21 @@ def quarantine(
 
 @dataclass(frozen=True, slots=True)
 class _QuarantineResult:
-    """Result for one device of several: the device afterwards, an error, or neither if interrupted.
+    """Result for one device of several: the answer, an error, or neither if interrupted.
 
     Attributes:
         requested: the request was sent to the service.
     """
 
     target: pb.Device
-    device: pb.Device | None = None
+    answer: pb.DeviceResponse | None = None
     error: ScrubberError | None = None
     requested: bool = True
+
+    @property
+    def device(self) -> pb.Device | None:
+        """The device afterwards."""
+        return None if self.answer is None else self.answer.device
 
     @property
     def exit_code(self) -> ExitCode:
@@ -132,8 +142,7 @@ async def _quarantine_all(socket: Path, names: Sequence[str], reason: str) -> Se
     async with AdminClient(socket) as client:
         for place, target in enumerate(targets):
             try:
-                answered = await client.quarantine(target.id, reason)
-                results.append(_QuarantineResult(target, device=answered.device))
+                results.append(_QuarantineResult(target, answer=await client.quarantine(target.id, reason)))
             except ScrubberError as error:
                 results.append(_QuarantineResult(target, error=error))
             except asyncio.CancelledError:
@@ -150,6 +159,9 @@ def _quarantine_result(results: Sequence[_QuarantineResult]) -> CommandResult:
             {
                 "target": each.target.id,
                 "device": None if each.device is None else json_objects.device(each.device),
+                "previousCause": None
+                if each.answer is None or not each.answer.HasField("previous_cause")
+                else json_objects.cause(each.answer.previous_cause),
                 "error": None if each.error is None else {"code": each.error.code, "message": str(each.error)},
             }
             for each in results
@@ -162,8 +174,19 @@ def _quarantine_result(results: Sequence[_QuarantineResult]) -> CommandResult:
             OutputColumn("DETAILS", min_width=20),
         ),
         rows=[(each.target.index or "-", each.target.id, each.outcome, each.details) for each in results],
+        notes=[note for each in results if each.answer is not None for note in _previous_cause_notes(each.answer)],
         kind="QuarantineResult",
     )
+
+
+def _previous_cause_notes(answer: pb.DeviceResponse) -> Iterator[str]:
+    """Yield why the device was out of service before this quarantine, if it was: the new reason replaces the old one."""
+    if answer.HasField("previous_cause"):
+        before = answer.previous_cause
+        yield (
+            f"Device {answer.device.index} ({answer.device.id}) was already out of service, since {format_utc(before.since)} "
+            f"by {before.actor}: {cause_text(before)} The new reason replaces it."
+        )
 
 
 def unquarantine(
@@ -177,7 +200,8 @@ def unquarantine(
 ) -> None:
     """Return a quarantined device to service, after probation.
 
-    On probation, the device must pass as many scrubs in a row as its policy requires.
+    On probation, the device must pass as many scrubs in a row as its policy requires (recovery.probationScrubs). The audit
+    log records the release as the event operator.released.
     """
     if needs_confirmation(yes=yes, no_input=no_input):
         check_admin_access(socket)
@@ -192,7 +216,11 @@ def unquarantine(
             yes=yes,
             no_input=no_input,
         )
-    change_and_show_device(socket, output, lambda client: client.unquarantine(device, reason), no_headers=no_headers)
+    released = change_and_show_device(
+        socket, output, lambda client: client.unquarantine(device, reason), no_headers=no_headers
+    ).device
+    if output.is_table and released.health == "probation":
+        print_note(f"Device {released.index} ({released.id}) is on probation: {probation_text(released)}.")
 
 
 def change_and_show_device(
@@ -201,13 +229,14 @@ def change_and_show_device(
     action: Callable[[AdminClient], Awaitable[pb.DeviceResponse]],
     *,
     no_headers: bool = False,
-) -> None:
-    """Request ``action`` from the service, and show the device afterwards."""
+) -> pb.DeviceResponse:
+    """Request ``action`` from the service, show the device afterwards, and return the answer."""
     from scrubber.cli.render.device_list import device_list_result
 
-    device = run_admin_action(socket, action)
-    changed = device_list_result([device], _fetch_service_info(socket) if output.is_table else None)
+    answered = run_admin_action(socket, action)
+    changed = device_list_result([answered.device], _fetch_service_info(socket) if output.is_table else None)
     print_result(replace(changed, data=changed.data[0]), output, no_headers=no_headers)
+    return answered
 
 
 def _fetch_service_info(socket: Path) -> pb.ServiceInfo | None:

@@ -15,7 +15,7 @@ import typer
 from scrubber.cli.client_run import resolve_device, run
 from scrubber.cli.completers import complete_device
 from scrubber.cli.options import NoHeadersOption, OutputOption, SocketOption, device_name, seconds
-from scrubber.cli.render.device_facts import is_in_use, previous_tenancies, tenant_name
+from scrubber.cli.render.device_facts import is_in_use, tenant_name
 from scrubber.cli.render.output import OutputFormat, print_note
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ def _skip_reason(device: pb.Device, path: ScrubPathChoice) -> str:
     if is_in_use(device):
         who = tenant_name(device)
         return f"it is in use by {who}" if who else "it is in use"
-    if had := previous_tenancies(device):
-        who = ", ".join("/".join((each.tenant, each.pod)) if each.pod else "unknown pod" for each in had)
+    if device.open_grants:
+        had = ("/".join((each.tenant, each.pod)) if each.pod else "unknown pod" for each in device.open_grants)
+        who = ", ".join(had)
         return f"no scrub has shown yet that its previous pods have ended ({who})"
     return ""

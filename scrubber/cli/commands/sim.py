@@ -5,10 +5,9 @@ These commands write the node's files, as hardware and tenants would: they need 
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,7 +71,7 @@ def create(
     output: OutputOption = OutputFormat.TABLE,
     no_headers: NoHeadersOption = False,
 ) -> None:
-    """Create a simulated node, and print the command that serves it."""
+    """Create a simulated node, and print the commands to use it."""
     from scrubber.adapters.sim import shape
 
     was_there = directory.is_dir() and any(directory.iterdir())
@@ -80,7 +79,8 @@ def create(
     if output.is_table:
         if was_there:
             print_note(f"The simulated node in {directory} exists already; it was not changed.")
-        print(f"Next: {_serve_command(directory.absolute(), root=os.geteuid() == 0)}", file=sys.stderr)
+        for line in _next_commands(directory.absolute()):
+            print(line, file=sys.stderr)
 
 
 @app.command()
@@ -354,9 +354,12 @@ def _answer(node: SimNode) -> CommandResult:
     )
 
 
-def _serve_command(directory: Path, *, root: bool) -> str:
-    """Return the command that serves the node in ``directory``; without root, state and sockets need other paths."""
-    words = ["scrubber", "serve", "--backend", "sim", "--sim-dir", str(directory)]
-    if not root:
-        words += ["--state-dir", f"{directory}.state", "--socket-dir", f"{directory}.run"]
-    return shlex.join(words)
+def _next_commands(directory: Path) -> Iterator[str]:
+    """Yield the lines of the commands that serve the node in ``directory`` and list its devices.
+
+    State and sockets are beside the node: the default directories may need root, and may be those of this node's service.
+    """
+    state, sockets = ("--state-dir", f"{directory}.state"), ("--socket-dir", f"{directory}.run")
+    yield f"Next: scrubber serve --backend sim --sim-dir {shlex.quote(str(directory))} \\"
+    yield f"        {shlex.join((*state, *sockets))}"
+    yield f"Then: {shlex.join(('scrubber', 'devices', *sockets))}"

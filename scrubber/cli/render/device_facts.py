@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from scrubber.domain.formatting import format_utc
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
@@ -12,10 +13,9 @@ __all__ = [
     "AUTOMATIC_RECOVERIES",
     "OUT_OF_SERVICE",
     "cause_text",
-    "current_tenancies",
     "is_in_use",
     "out_of_service_text",
-    "previous_tenancies",
+    "probation_text",
     "recovery_text",
     "tenant_name",
 ]
@@ -35,21 +35,22 @@ def is_in_use(device: pb.Device) -> bool:
     return device.hygiene == "in-use"
 
 
-def current_tenancies(device: pb.Device) -> Sequence[pb.OpenGrant]:
-    """Return the grants of the current holders, oldest first."""
-    return device.open_grants if is_in_use(device) else ()
-
-
-def previous_tenancies(device: pb.Device) -> Sequence[pb.OpenGrant]:
-    """Return the grants since the device was last clean, oldest first; none while it is in use."""
-    return () if is_in_use(device) else device.open_grants
-
-
 def tenant_name(device: pb.Device) -> str:
-    """Return namespace, pod and container that the device is assigned to; empty if none."""
+    """Return namespace and pod that the device is assigned to; empty if none."""
     if not is_in_use(device):
         return ""
-    return "/".join(part for part in (device.tenant, device.pod, device.container) if part)
+    return "/".join(part for part in (device.tenant, device.pod) if part)
+
+
+def probation_text(device: pb.Device) -> str:
+    """Return the progress of a device on probation: ``0 of 2 clean scrubs; next at 2026-11-18T10:02:11Z``."""
+    if device.active_scrub_id:
+        then = "the next is running"
+    elif is_in_use(device):
+        then = "next when it is released"
+    else:
+        then = f"next at {format_utc(device.next_attempt_at)}" if device.next_attempt_at else "the next is due"
+    return f"{device.probation_scrubs_passed} of {device.probation_scrubs_required} clean scrubs; {then}"
 
 
 def recovery_text(device: pb.Device) -> str:
@@ -57,7 +58,7 @@ def recovery_text(device: pb.Device) -> str:
     from scrubber.domain.states import Cause, RecoveryMethod
 
     if device.health == "probation" and not device.reset_pending:
-        return "It returns to service after as many clean scrubs as its policy requires."
+        return f"It returns to service after its probation: {probation_text(device)}."
     cause, called = device.cause, device.index
     try:
         message = Cause(

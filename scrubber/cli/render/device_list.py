@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from scrubber.cli.render.device_facts import cause_text, tenant_name
+from scrubber.cli.render.device_facts import cause_text, is_in_use, probation_text, tenant_name
 from scrubber.cli.render.output import CommandResult, OutputColumn
 from scrubber.domain.formatting import format_size, format_utc
 
@@ -30,8 +30,9 @@ _COLUMNS = (
     OutputColumn("HYGIENE"),
     OutputColumn("HEALTH", min_width=12),
     OutputColumn("TENANT", min_width=8),
-    OutputColumn("CERTIFICATE"),
-    OutputColumn("CAUSE", min_width=8),
+    OutputColumn("CAUSE", min_width=16),
+    OutputColumn("CONTAINER", wide=True),
+    OutputColumn("CERTIFICATE", wide=True),
     OutputColumn("MEMORY", wide=True),
     OutputColumn("GRANTS", wide=True),
     OutputColumn("POLICY", wide=True),
@@ -61,46 +62,47 @@ def device_list_result(
     """Return devices in all output formats; ``data`` is a list.
 
     Args:
-        info: information about the service, if it was requested: the node's default policy is then omitted from the
-            rows.
+        info: information about the service, if it was requested.
         now: wall-clock seconds for the age of certificates.
     """
     from scrubber.cli.render import json_objects
 
-    default_policy = "" if info is None else info.policy
     moment = time.time() if now is None else now
     return CommandResult(
         data=[json_objects.device(each) for each in devices],
         names=[each.id for each in devices],
         header=_COLUMNS,
-        rows=[_device_row(each, default_policy, moment) for each in devices],
+        rows=[_device_row(each, moment) for each in devices],
         empty_message="There are no devices on this node.",
         notes=[*_break_glass_notes(devices), *_breaker_notes(devices, info)],
         kind="Device",
     )
 
 
-def _device_row(device: pb.Device, default_policy: str, now: float) -> Sequence[str]:
+def _device_row(device: pb.Device, now: float) -> Sequence[str]:
     return (
         device.index,
         device.id,
         device.hygiene or "-",
         _health_text(device),
         tenant_name(device) or "-",
-        _certificate_age(device, now),
         ", ".join(_cause_codes(device)) or "-",
+        (device.container if is_in_use(device) else "") or "-",
+        _certificate_age(device, now),
         format_size(device.memory_bytes),
         str(device.grant_count),
-        device.policy if device.policy not in ("", default_policy) else "-",
+        device.policy or "-",
         device.model or "-",
         " ".join(_messages(device)) or "-",
     )
 
 
 def _health_text(device: pb.Device) -> str:
-    """Return the health, with a remark if the device is out of service and still handed over."""
+    """Return the health, with the progress of a probation, and with a remark if the device is handed over regardless."""
     out = device.state not in ("dirty", "scrubbing", "clean", "in-use")
     health = device.health or (device.state if out else "") or "-"
+    if health == "probation":
+        health = f"{health}, {device.probation_scrubs_passed} of {device.probation_scrubs_required}"
     return f"{health}, advertised" if out and device.advertised else health
 
 
@@ -129,6 +131,8 @@ def _messages(device: pb.Device) -> Iterator[str]:
     """Yield the device's problems, and the rules that allow what would otherwise be refused."""
     if device.HasField("cause"):
         yield cause_text(device.cause)
+    if device.health == "probation":
+        yield f"On probation: {probation_text(device)}."
     yield from device.unauthorized_users
     if device.enforcement == "observe":
         yield "Its policy only observes: no hand-over is refused."

@@ -12,10 +12,10 @@ from typing import Any
 from google.protobuf.message import Message
 
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.cli.render.device_facts import current_tenancies, is_in_use, previous_tenancies
+from scrubber.cli.render.device_facts import is_in_use
 from scrubber.domain.formatting import rfc3339
 
-__all__ = ["baseline", "certificate", "device", "history_entry", "parse_embedded_json", "scrub"]
+__all__ = ["baseline", "cause", "certificate", "device", "history_entry", "parse_embedded_json", "scrub"]
 
 
 def certificate(message: pb.Certificate) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def device(message: pb.Device) -> dict[str, Any]:
         "state": message.state,
         "hygiene": message.hygiene,
         "health": message.health,
-        "cause": _cause(message.cause) if message.HasField("cause") else None,
+        "cause": cause(message.cause) if message.HasField("cause") else None,
         "nextAttemptAt": _time(message.next_attempt_at),
         "certificate": _optional_certificate(message),
         "assignedTo": _assignment(message) if is_in_use(message) else None,
@@ -72,12 +72,12 @@ def device(message: pb.Device) -> dict[str, Any]:
         "recoveryBlocker": message.recovery_blocker or None,
         "unauthorizedUsers": list(message.unauthorized_users),
         "uninspectedProcesses": list(message.uninspected_processes),
-        "openGrants": [_open_grant(each) for each in current_tenancies(message)],
-        "previousGrants": [_open_grant(each) for each in previous_tenancies(message)],
+        "openGrants": [_open_grant(each) for each in message.open_grants],
         "conditions": [{"code": each.code, "since": rfc3339(each.since)} for each in message.conditions],
         "lifetimeCounters": dict(sorted(message.lifetime_counters.items())),
         "resetPending": message.reset_pending,
         "probationScrubsPassed": message.probation_scrubs_passed,
+        "probationScrubsRequired": message.probation_scrubs_required,
         "quarantines": [
             {"timestamp": rfc3339(each.timestamp), "code": each.code, "tenant": each.tenant or None}
             for each in message.quarantines
@@ -163,7 +163,8 @@ def _open_grant(message: pb.OpenGrant) -> dict[str, Any]:
     }
 
 
-def _cause(message: pb.Cause) -> dict[str, Any]:
+def cause(message: pb.Cause) -> dict[str, Any]:
+    """Return why a device is out of service, or was."""
     return {
         "code": message.code,
         "message": message.message,

@@ -22,7 +22,7 @@ from scrubber.domain.health.history import quarantines_by_tenant
 from scrubber.domain.health.recovery import after_findings
 from scrubber.domain.health.signals import baseline_findings, fault_finding, lifetime_findings, snapshot_findings
 from scrubber.domain.record import BreakGlass, DeviceRecord
-from scrubber.domain.states import OPERATOR_CAUSE, Cause, Health, RecoveryMethod
+from scrubber.domain.states import ADVERTISED, OPERATOR_CAUSE, Cause, Health, RecoveryMethod
 from scrubber.engine import events
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
@@ -206,9 +206,11 @@ class DeviceHealth:
 
     # -- operator actions ------------------------------------------------------------------------------------------
 
-    async def quarantine(self, reason: str, actor: str) -> None:
+    async def quarantine(self, reason: str, actor: str) -> Cause | None:
+        """Quarantine the device until an operator releases it; return why it was out of service already, if it was."""
         async with self._state.lock:
             now = self._dependencies.clock.wall()
+            previous = self._state.record.cause if self._state.record.health not in ADVERTISED else None
             before = self._state.record.cause if self._state.record.quarantined_by_operator else None
             message = reason if before is None else f"{reason} (previously, by {before.actor}: {before.message})"
             cause = Cause(OPERATOR_CAUSE, message[:_LONGEST_REASON], RecoveryMethod.OPERATOR, now, actor)
@@ -216,6 +218,7 @@ class DeviceHealth:
             ended = self._break_glass_ended("An operator quarantined the device.", now, actor)
             change = LedgerChange(events=(event,) if self._state.record.break_glass is None else (event, ended))
             await self._state.commit(change, self._state.record.after_operator_quarantine(cause))
+            return previous
 
     async def unquarantine(self, reason: str, actor: str) -> None:
         """Release the device from quarantine; raises :class:`Refused` when it is neither quarantined nor condemned."""
