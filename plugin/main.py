@@ -3,6 +3,9 @@
 Invariants: it waits for a kubelet and for a service that are not running. If one of its tasks fails, all tasks are
 drained and the process exits, so that its supervisor restarts it. SIGTERM ends the kubelet's streams cleanly, so that
 the kubelet stops placing pods here at once, and the process exits with 0.
+
+SIGHUP, and a driver that has moved, make it resolve its NVIDIA settings again. If they have changed, everything that
+depends on them is built again and takes over as in a rolling update; if they cannot work, the old ones stay in force.
 """
 
 from __future__ import annotations
@@ -14,16 +17,18 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from plugin.cluster.credentials import resolve_credentials
+from plugin.cluster.condition import ConditionFormat
+from plugin.cluster.credentials import ClusterMode, resolve_credentials
+from plugin.cluster.taint import NodeTaint
 from plugin.gate import Gate, GateTimes
 from plugin.instance_lock import WriterLock
-from plugin.kubelet.devices import AdvertisedDevices
+from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices
 from plugin.kubelet.registration import KubeletPaths, Registrar, RegistrationMode, RegistrationTimes
 from plugin.kubelet.resources import (
     NVIDIA_RESOURCE,
@@ -33,30 +38,42 @@ from plugin.kubelet.resources import (
     ResourceLayout,
 )
 from plugin.kubelet.server import DevicePlugin
-from plugin.logs import Logger, create_logger
+from plugin.logs import Logger, WaitLogger, create_logger
+from plugin.nvidia.container_runtime import InjectionCheck, check_injection
 from plugin.nvidia.settings import NvidiaPluginSettings, health_check_warning, index_warning
-from plugin.observers import ClusterObserver, DeferredObserver, NullObserver
+from plugin.observers import ClusterObserver, DeferredObserver, HealthEventObserver, NullObserver
 from plugin.resource_mapping import PublishMapping, ResourceMapping
 from plugin.service_client import ServiceWatch, WatchTimes
+from plugin.yield_sender import YieldSender
 from scrubber import __version__
 from scrubber.api.client import PluginClient
 from scrubber.config.settings import Address, MetricsTls, TraceExport
 from scrubber.domain.errors import InvalidConfiguration, ScrubberError
 from scrubber.observability.log_sink import LostLineCounter
-from scrubber.observability.metrics_port import MetricsListener, bind_metrics_port_or_warn
+from scrubber.observability.metrics_port import bind_metrics_port_or_warn
+from scrubber.observability.probes import ProbeServer, bind_probe_port
+from scrubber.observability.systemd import SystemdNotifier, watchdog_interval
+from scrubber.observability.tcp_listener import TcpListener
 from scrubber.ports.runtime import NOOP_TRACER, Tracer
 
 if TYPE_CHECKING:
+    from plugin.cluster.deploy_labels import DeployLabels
     from plugin.cluster.reporter import ClosableClusterApi, ClusterReporter, ClusterReporterTimes
+    from plugin.nvsentinel import NvsentinelReporter, NvsentinelTimes
     from plugin.upstream.devices import UpstreamDevices
     from plugin.upstream.proxy import UpstreamProxy, UpstreamProxyTimes
+    from scrubber.api.scrubber_pb2 import Snapshot
     from scrubber.observability.tracing import OpenTelemetryTracer
 
 __all__ = ["PluginSettings", "PluginTimes", "run"]
 
 
 _READY_POLL = 0.1
-"""Seconds."""
+"""Seconds between two checks whether the plugin is ready, for the service manager."""
+_START_EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
+"""How much longer the service manager waits for a plugin that waits for its service."""
+_WAIT_LOG_INTERVAL = 30.0
+"""Seconds between log lines about a driver that is not there yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +85,11 @@ class PluginTimes:
     watch: WatchTimes = field(default_factory=WatchTimes)
     upstream: UpstreamProxyTimes | None = None
     cluster: ClusterReporterTimes | None = None
+    nvsentinel: NvsentinelTimes | None = None
     metrics: float = 1.0
     """Seconds that the metrics wait for the registration, which takes precedence."""
+    driver: float = 2.0
+    """Seconds between checks of where the driver is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +105,24 @@ class PluginSettings:
         log_format: ``auto`` (text on a terminal, else JSON lines), ``json`` or ``console``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         nvidia: settings for NVIDIA GPUs only.
+        reload_nvidia: resolves them again; raises :class:`InvalidConfiguration`. None: they cannot change.
+        follow_driver: resolves them for the place where the driver is now, which is checked without a signal; raises
+            :class:`InvalidConfiguration`. None: the driver does not move.
         upstream_dir: directory in which vendors' own plugins register, to run behind this one; None: this plugin is the
             only one.
         cluster: ``auto`` (this node's devices are written to the API server where there are credentials) or ``off``.
+        condition: type and polarity of the node's condition.
+        taint: put on the node while none of its GPUs is in service, where ``cluster`` is not off; None: no taint.
+        nvsentinel_socket: socket of NVSentinel's platform connector; None: no health events.
+        nvsentinel_strategy: what NVSentinel is to do with them: ``store-only`` or ``execute``.
         node_name: this node's name in the cluster; without it nothing is written to the cluster.
         metrics_address: address for Prometheus to scrape; None: no metrics.
         metrics_required: whether an address in use stops the plugin; otherwise it only disables the metrics, with a
             warning.
         metrics_tls: encryption of scrapes; None: unencrypted.
+        probe_address: address of the kubelet's probes; None: no probes.
         traces: whether traces are sent; OpenTelemetry's own variables contain the destination.
-        ready_file: created once this instance could take over from another one; None: no file.
+        yield_labels: keys of labels of this node that request a yield when their value is not "true".
     """
 
     kubelet_dir: Path = Path("/var/lib/kubelet")
@@ -104,14 +132,21 @@ class PluginSettings:
     log_format: str = "auto"
     log_level: str = "info"
     nvidia: NvidiaPluginSettings = field(default_factory=NvidiaPluginSettings)
+    reload_nvidia: Callable[[], NvidiaPluginSettings] | None = field(default=None, compare=False)
+    follow_driver: Callable[[NvidiaPluginSettings], NvidiaPluginSettings] | None = field(default=None, compare=False)
     upstream_dir: Path | None = None
     cluster: str = "off"
+    condition: ConditionFormat = field(default_factory=ConditionFormat)
+    taint: NodeTaint | None = None
+    nvsentinel_socket: Path | None = None
+    nvsentinel_strategy: str = "store-only"
     node_name: str = ""
     metrics_address: Address | None = None
     metrics_required: bool = False
     metrics_tls: MetricsTls | None = None
+    probe_address: Address | None = None
     traces: TraceExport = TraceExport.OFF
-    ready_file: Path | None = None
+    yield_labels: tuple[str, ...] = ()
     times: PluginTimes = field(default_factory=PluginTimes)
 
 
@@ -128,101 +163,40 @@ async def run(settings: PluginSettings) -> int:
 
 
 async def _run(settings: PluginSettings, log: Logger, losses: LostLineCounter, stack: ExitStack) -> int:
-    mode = _registration_mode(settings.registration)
-    nvidia = settings.nvidia
-    for resource in _possible_resources(settings):
-        _kubelet_paths(settings, resource).check()
-    listener = _metrics_port(settings, log, stack)
-    traces = _traces(settings, log, stack)
-    metrics: DeferredObserver | NullObserver = NullObserver() if listener is None else DeferredObserver()
-    reporter = _cluster_reporter(settings, metrics, log)
-    client = PluginClient(settings.socket.absolute(), trace_metadata=traces.outgoing_metadata if traces else tuple)
-    announcements = ResourceMapping(client, log=log)
-    behind = _upstream_proxy(settings, announcements.publish, log, traces or NOOP_TRACER)
-    resources = behind.devices if behind else _resources(settings, announcements.publish, log)
-    if warning := health_check_warning(nvidia.disabled_health_checks):
-        log.warning("plugin.disable-healthchecks-ignored", message=warning)
-    if warning := index_warning(nvidia.injection):
-        log.warning("plugin.devices-by-index", message=warning)
-    gate = Gate(
-        client,
-        resources,
-        announcements,
-        times=settings.times.gate,
-        log=log,
-        clock=time.monotonic,
-        observer=metrics,
-        trace_context=traces.traceparent if traces else str,
-    )
-    watch = ServiceWatch(
-        client,
-        resources,
-        times=settings.times.watch,
-        log=log,
-        clock=time.monotonic,
-        uses_envvar=nvidia.injection.uses_envvar,
-        on_snapshot=reporter.on_snapshot if reporter else None,
-        observer=metrics,
-    )
+    parts = _Parts(settings, log, stack)
+    assembly = None if settings.nvidia.pending else _Assembly(settings.nvidia, parts)
 
-    registrars: dict[str, Registrar] = {}
+    def lists() -> Mapping[str, AdvertisedDevices]:
+        return assembly.resources.lists if assembly else {}
 
-    def registrar(resource: str, advertised: AdvertisedDevices) -> Registrar:
-        registrars[resource] = Registrar(
-            _kubelet_paths(settings, resource),
-            mode,
-            plugin=lambda streams: (
-                behind.create_plugin(resource, gate, streams)
-                if behind
-                else DevicePlugin(
-                    resource,
-                    advertised,
-                    gate,
-                    streams=streams,
-                    log=log,
-                    injection=nvidia.injection,
-                    sharing=nvidia.sharing,
-                    tracer=traces or NOOP_TRACER,
-                )
-            ),
-            advertised=advertised,
-            times=settings.times.registration,
-            token=lambda: os.urandom(4).hex(),
-            log=log,
-            clock=time.monotonic,
-            observer=metrics,
-        )
-        return registrars[resource]
+    def unready_reason() -> str:
+        """Return why this instance could not take over from another one yet; empty when it could."""
+        return assembly.unready_reason if assembly else "it is not known yet where the driver is"
 
-    def ready() -> bool:
-        """Return whether a ready service was seen and a server for each resource is up."""
-        served = resources.lists.keys() <= registrars.keys() and all(each.is_ready for each in registrars.values())
-        return watch.was_ready and served
-
-    if settings.ready_file is not None:
-        _remove_ready_file(settings.ready_file)
-        stack.callback(settings.ready_file.unlink, missing_ok=True)
-    stop = _stop_signals()
+    stop, hangup = _signals()
+    if parts.probes is not None:
+        server = ProbeServer(parts.probes, unready_reason=unready_reason)
+        stack.callback(server.close)
+        await server.start()
+        log.info("probes.serving", address=parts.probes.address)
     log.info("plugin.started", version=__version__, kubelet=str(settings.kubelet_dir), service=str(settings.socket))
-    if reporter:
-        reporter.start()
+    for each in parts.reporters:
+        each.start()
     try:
         async with asyncio.TaskGroup() as tasks:
-            service = tasks.create_task(watch.run(), name="service snapshots")
-            registration = tasks.create_task(
-                _register(resources, registrar, insist=nvidia.fail_on_init_error), name="registration"
-            )
-            file = settings.ready_file
-            others = [tasks.create_task(_create_when_ready(ready, file), name="ready file")] if file else []
-            later = _after_registration(settings, listener, metrics, losses, lambda: resources.lists, log, stack)
+            others = [tasks.create_task(_notify_service_manager(unready_reason), name="service manager")]
+            later = _after_registration(settings, parts.listener, parts.metrics, losses, lists, log, stack)
             others.append(tasks.create_task(later, name="metrics"))
-            if behind:
-                others.append(tasks.create_task(behind.run(), name="vendors' plugins"))
-            await stop.wait()
-            log.info("plugin.stopping")
-            registration.cancel()
-            await asyncio.wait({registration})
-            for task in (service, *others):
+            others.append(tasks.create_task(parts.yield_sender.run(), name="yield request"))
+            if parts.labels:
+                others.append(tasks.create_task(parts.labels.run(), name="deploy labels"))
+            reload = _Reload(parts, stop=stop, hangup=hangup)
+            while assembly is not None or not stop.is_set():
+                successor = tasks.create_task(reload.successor(assembly), name="settings")
+                if assembly is not None:
+                    await assembly.run(successor)
+                assembly = await successor
+            for task in others:
                 task.cancel()
     except BaseExceptionGroup as group:
         error = _expected_error(group)
@@ -233,11 +207,244 @@ async def _run(settings: PluginSettings, log: Logger, losses: LostLineCounter, s
             return 1
         raise error from group
     finally:
-        await client.close()
-        if reporter:  # last: the kubelet's streams have ended by now
-            await reporter.stop()
+        await parts.client.close()
+        for each in parts.reporters:  # last: the kubelet's streams have ended by now
+            await each.stop()
     log.info("plugin.stopped")
     return 0
+
+
+class _Parts:
+    """What outlives a reload.
+
+    Raises:
+        InvalidConfiguration: a setting cannot work.
+    """
+
+    def __init__(self, settings: PluginSettings, log: Logger, stack: ExitStack) -> None:
+        self.settings = settings
+        self.log = log
+        self.mode = _registration_mode(settings.registration)
+        for resource in _possible_resources(settings, settings.nvidia):
+            _kubelet_paths(settings, resource).check()
+        self.listener = _metrics_port(settings, log, stack)
+        self.probes = _probe_port(settings, stack)
+        self.traces = _traces(settings, log, stack)
+        self.metrics: DeferredObserver | NullObserver = NullObserver() if self.listener is None else DeferredObserver()
+        self.reporter = _cluster_reporter(settings, self.metrics, log)
+        nvsentinel = _nvsentinel_reporter(settings, self.metrics, log)
+        self.reporters = [each for each in (self.reporter, nvsentinel) if each is not None]
+        self.client = PluginClient(
+            settings.socket.absolute(), trace_metadata=self.traces.outgoing_metadata if self.traces else tuple
+        )
+        follows = bool(settings.yield_labels)
+        self.yield_sender = YieldSender(self.client, None if follows else "", log=log, clock=time.monotonic)
+        self.labels = _deploy_labels(settings, self.yield_sender, log)
+
+    def inform(self, snapshot: Snapshot | None) -> None:
+        """Pass on a snapshot of the service; None: no service was ready during the whole grace period."""
+        if snapshot is not None:
+            self.yield_sender.on_snapshot(snapshot)
+        for each in self.reporters:
+            each.on_snapshot(snapshot)
+
+
+class _Assembly:
+    """Everything that depends on the NVIDIA settings: the lists, the gate and the registrations.
+
+    Raises:
+        InvalidConfiguration: the settings cannot work on this node; nothing was started.
+    """
+
+    def __init__(self, nvidia: NvidiaPluginSettings, parts: _Parts) -> None:
+        settings, log, traces, metrics = parts.settings, parts.log, parts.traces, parts.metrics
+        self.nvidia = nvidia
+        self._parts = parts
+        for resource in _possible_resources(settings, nvidia):
+            _kubelet_paths(settings, resource).check()
+        mappings = ResourceMapping(parts.client, log=log)
+        self._behind = _upstream_proxy(settings, nvidia, mappings.publish, log, traces or NOOP_TRACER)
+        self.resources = self._behind.devices if self._behind else _resources(settings, nvidia, mappings.publish, log)
+        _log_warnings(nvidia, log)
+        self._gate = Gate(
+            parts.client,
+            self.resources,
+            mappings,
+            times=settings.times.gate,
+            log=log,
+            clock=time.monotonic,
+            observer=metrics,
+            trace_context=traces.traceparent if traces else str,
+        )
+        self._watch = ServiceWatch(
+            parts.client,
+            self.resources,
+            times=settings.times.watch,
+            log=log,
+            clock=time.monotonic,
+            uses_envvar=nvidia.injection.uses_envvar,
+            on_snapshot=parts.inform,
+            observer=metrics,
+        )
+        self._registrars: dict[str, Registrar] = {}
+
+    @property
+    def unready_reason(self) -> str:
+        """Why another instance could not be replaced yet; empty when it could."""
+        if not self._watch.was_ready:
+            return "no scrub service that has checked every device has answered yet"
+        served = {name for name, each in self._registrars.items() if each.is_ready}
+        waiting = sorted(self.resources.lists.keys() - served)
+        return f"not ready to register {', '.join(waiting)} with the kubelet yet" if waiting else ""
+
+    def check_devices(self, devices: Iterable[AdvertisedDevice]) -> None:
+        """Refuse settings with which these devices, which are advertised now, no longer could be.
+
+        Raises:
+            InvalidConfiguration: the plugin would exit with these settings.
+        """
+        if not self.nvidia.fail_on_init_error or not isinstance(self.resources, AdvertisedResources):
+            return
+        if error := self.resources.error_for(devices):
+            raise InvalidConfiguration(error)
+
+    async def run(self, until: asyncio.Task[_Assembly | None]) -> None:
+        """Serve the kubelet until the task ``until`` is done; then end its streams first.
+
+        Raises:
+            ExceptionGroup: a part failed.
+        """
+        if self._parts.reporter:
+            self._parts.reporter.uses_envvar = self.nvidia.injection.uses_envvar
+        async with asyncio.TaskGroup() as tasks:
+            service = tasks.create_task(self._watch.run(), name="service snapshots")
+            insist = self.nvidia.fail_on_init_error
+            registration = tasks.create_task(
+                _register(self.resources, self._registrar, insist=insist), name="registration"
+            )
+            others = [tasks.create_task(self._behind.run(), name="vendors' plugins")] if self._behind else []
+            await asyncio.wait({until})
+            registration.cancel()
+            await asyncio.wait({registration})
+            for task in (service, *others):
+                task.cancel()
+        for resource in self._registrars:
+            self._parts.metrics.on_resource_dropped(resource)
+
+    def _registrar(self, resource: str, advertised: AdvertisedDevices) -> Registrar:
+        settings, log, tracer = self._parts.settings, self._parts.log, self._parts.traces or NOOP_TRACER
+        self._registrars[resource] = Registrar(
+            _kubelet_paths(settings, resource),
+            self._parts.mode,
+            plugin=lambda streams: (
+                self._behind.create_plugin(resource, self._gate, streams)
+                if self._behind
+                else DevicePlugin(
+                    resource,
+                    advertised,
+                    self._gate,
+                    streams=streams,
+                    log=log,
+                    injection=self.nvidia.injection,
+                    sharing=self.nvidia.sharing,
+                    tracer=tracer,
+                )
+            ),
+            advertised=advertised,
+            times=settings.times.registration,
+            token=lambda: os.urandom(4).hex(),
+            log=log,
+            clock=time.monotonic,
+            observer=self._parts.metrics,
+        )
+        return self._registrars[resource]
+
+
+class _Reload:
+    """Waits until the NVIDIA settings change, and builds what serves with the new ones.
+
+    Args:
+        stop: the plugin is asked to stop.
+        hangup: the settings are to be resolved again.
+    """
+
+    def __init__(self, parts: _Parts, *, stop: asyncio.Event, hangup: asyncio.Event) -> None:
+        self._parts = parts
+        self._stop = stop
+        self._hangup = hangup
+        self._last_error = ""
+        self._reminder = WaitLogger(parts.log, every=_WAIT_LOG_INTERVAL, clock=time.monotonic)
+
+    async def successor(self, current: _Assembly | None) -> _Assembly | None:
+        """Return what replaces ``current`` (None: nothing serves yet) once its settings differ; None at a stop.
+
+        Raises:
+            InvalidConfiguration: nothing serves yet, and the driver was found, but the settings cannot work.
+        """
+        settings = self._parts.settings
+        known = current.nvidia if current else settings.nvidia
+        pending = known.pending
+        while True:
+            if current is None:
+                self._reminder.log_waiting("driver.location-unknown", message=pending)
+            await self._wait(settings.times.driver if settings.follow_driver else None)
+            if self._stop.is_set():
+                self._parts.log.info("plugin.stopping")
+                return None
+            requested = self._hangup.is_set()
+            self._hangup.clear()
+            try:
+                nvidia = self._resolve(known, everything=requested)
+                pending = nvidia.pending
+                if pending and requested:
+                    known = nvidia
+                if pending or (current is not None and nvidia == current.nvidia):
+                    self._last_error = ""
+                    if requested and not pending:
+                        self._parts.log.info("settings.unchanged")
+                    continue
+                successor = _Assembly(nvidia, self._parts)
+                if current is not None:
+                    successor.check_devices(current.resources.devices)
+            except InvalidConfiguration as error:
+                if current is None and not requested:
+                    raise
+                self._log_rejected(str(error), requested=requested)
+                continue
+            self._reminder.log_ended("driver.location-known", root=str(nvidia.root.host))
+            self._last_error = ""
+            if current is not None:
+                self._parts.log.info("settings.reloaded", root=str(nvidia.root.host))
+            return successor
+
+    def _resolve(self, nvidia: NvidiaPluginSettings, *, everything: bool) -> NvidiaPluginSettings:
+        settings = self._parts.settings
+        if everything and settings.reload_nvidia:
+            return settings.reload_nvidia()
+        return settings.follow_driver(nvidia) if settings.follow_driver else nvidia
+
+    def _log_rejected(self, message: str, *, requested: bool) -> None:
+        if requested or message != self._last_error:
+            self._parts.log.error("settings.rejected", message=message)
+        self._last_error = message
+
+    async def _wait(self, seconds: float | None) -> None:
+        """Return at a signal, or after ``seconds``."""
+        waits = [asyncio.ensure_future(each.wait()) for each in (self._stop, self._hangup)]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+
+
+def _log_warnings(nvidia: NvidiaPluginSettings, log: Logger) -> None:
+    for ignored in nvidia.ignored:
+        log.warning("settings.ignored", message=ignored)
+    if warning := health_check_warning(nvidia.disabled_health_checks, nvidia.enabled_health_checks):
+        log.warning("plugin.disable-healthchecks-ignored", message=warning)
+    if warning := index_warning(nvidia.injection):
+        log.warning("plugin.devices-by-index", message=warning)
 
 
 async def _register(
@@ -268,28 +475,39 @@ async def _register(
                 registered.add(resource)
 
 
-def _remove_ready_file(path: Path) -> None:
-    """Remove the file that an earlier run in the same pod left.
+async def _notify_service_manager(unready_reason: Callable[[], str]) -> None:
+    """Tell systemd, where it is the service manager, when the plugin is ready, and that its event loop runs.
+
+    Until then its timeout for the start is extended: a plugin that waits for its service has not failed.
+    """
+    if not (address := os.environ.get("NOTIFY_SOCKET", "")):
+        return
+    interval, clock = watchdog_interval(os.environ), time.monotonic
+    with closing(SystemdNotifier(address)) as manager:
+        notified, reported = -interval, ""
+        while reason := unready_reason():
+            if reason != reported or clock() - notified >= interval:
+                manager.notify(f"{_START_EXTENSION}\nSTATUS=Waiting: {reason}")
+                notified, reported = clock(), reason
+            await asyncio.sleep(_READY_POLL)
+        while True:
+            # Repeat READY: a manager that was too busy for the first one would end the plugin.
+            manager.notify("READY=1\nSTATUS=Ready\nWATCHDOG=1")
+            await asyncio.sleep(interval)
+
+
+def _probe_port(settings: PluginSettings, stack: ExitStack) -> TcpListener | None:
+    """Bind the port of the probes before anything is started; return None where there is none.
 
     Raises:
-        InvalidConfiguration: the file cannot be created there.
+        InvalidConfiguration: the address cannot be bound.
     """
-    try:
-        path.touch()
-        path.unlink()
-    except OSError as error:
-        raise InvalidConfiguration(
-            f"--ready-file {path} cannot be created: {error.strerror}. Use a directory that the plugin can write to."
-        ) from error
-
-
-async def _create_when_ready(ready: Callable[[], bool], file: Path) -> None:
-    """Create ``file`` once ``ready`` holds."""
-    while True:
-        if ready():
-            file.touch()
-            return
-        await asyncio.sleep(_READY_POLL)
+    address = settings.probe_address
+    if address is None:
+        return None
+    listener = bind_probe_port(address.host, address.port)
+    stack.callback(listener.close)
+    return listener
 
 
 def _cannot_advertise(resources: AdvertisedResources | UpstreamDevices, insist: bool) -> bool:
@@ -297,7 +515,7 @@ def _cannot_advertise(resources: AdvertisedResources | UpstreamDevices, insist: 
 
 
 def _upstream_proxy(
-    settings: PluginSettings, announce: PublishMapping, log: Logger, tracer: Tracer
+    settings: PluginSettings, nvidia: NvidiaPluginSettings, announce: PublishMapping, log: Logger, tracer: Tracer
 ) -> UpstreamProxy | None:
     """Return the proxy for vendors' plugins behind this one; None when there are none.
 
@@ -310,7 +528,7 @@ def _upstream_proxy(
         raise InvalidConfiguration(
             "--resource-name cannot be combined with --upstream-dir: the vendor's plugin names the resource."
         )
-    if settings.nvidia.sharing.shares:
+    if nvidia.sharing.shares:
         raise InvalidConfiguration(
             "sharing in --config-file cannot be combined with --upstream-dir: the vendor's plugin creates the shares. "
             "Configure it for the vendor's plugin."
@@ -321,7 +539,7 @@ def _upstream_proxy(
         settings.upstream_dir.absolute(),
         settings.kubelet_dir.absolute(),
         times=settings.times.upstream or UpstreamProxyTimes(),
-        injection=settings.nvidia.injection,
+        injection=nvidia.injection,
         publish_mapping=announce,
         log=log,
         clock=time.monotonic,
@@ -329,7 +547,7 @@ def _upstream_proxy(
     )
 
 
-def _metrics_port(settings: PluginSettings, log: Logger, stack: ExitStack) -> MetricsListener | None:
+def _metrics_port(settings: PluginSettings, log: Logger, stack: ExitStack) -> TcpListener | None:
     """Bind the port of the metrics before anything is started; return None where there is none.
 
     Raises:
@@ -354,7 +572,7 @@ def _metrics_port(settings: PluginSettings, log: Logger, stack: ExitStack) -> Me
 
 async def _after_registration(
     settings: PluginSettings,
-    listener: MetricsListener | None,
+    listener: TcpListener | None,
     observer: DeferredObserver | NullObserver,
     losses: LostLineCounter,
     lists: Callable[[], Mapping[str, AdvertisedDevices]],
@@ -413,8 +631,13 @@ def _cluster_reporter(settings: PluginSettings, metrics: ClusterObserver, log: L
     """Return the reporter of this node to the cluster; None where it is turned off or has no credentials.
 
     Raises:
-        InvalidConfiguration: ``cluster`` is not a valid mode, or ``node_name`` is not a valid name.
+        InvalidConfiguration: ``cluster`` is not a valid mode, or ``node_name`` is not a valid name; or there is a taint
+            and nothing may be written.
     """
+    if settings.taint is not None and settings.cluster == ClusterMode.OFF:
+        raise InvalidConfiguration(
+            "--taint needs --cluster-reporting: without it nothing is written to the API server."
+        )
     credentials, reason = resolve_credentials(settings.cluster, settings.node_name, os.environ)
     if credentials is None:
         log.info("cluster.not-updated", message=reason)
@@ -428,7 +651,7 @@ def _cluster_reporter(settings: PluginSettings, metrics: ClusterObserver, log: L
     def connect() -> ClosableClusterApi:
         from plugin.cluster.client import ApiServerClient
 
-        return ApiServerClient(found, settings.node_name, deadline=times.deadline)
+        return ApiServerClient(found, settings.node_name, deadline=times.deadline, condition=settings.condition)
 
     log.info("cluster.updated", node=settings.node_name, credentials=str(credentials))
     return ClusterReporter(
@@ -440,41 +663,115 @@ def _cluster_reporter(settings: PluginSettings, metrics: ClusterObserver, log: L
         clock=time.monotonic,
         wall_clock=time.time,
         jitter=random.random,
-        uses_envvar=settings.nvidia.injection.uses_envvar,
+        taint=settings.taint,
         observer=metrics,
     )
 
 
-def _resources(settings: PluginSettings, announce: PublishMapping, log: Logger) -> AdvertisedResources:
+def _deploy_labels(settings: PluginSettings, request: YieldSender, log: Logger) -> DeployLabels | None:
+    """Return the watch of this node's labels; None where there are no labels to watch.
+
+    Raises:
+        InvalidConfiguration: there are, and nothing to read them with.
+    """
+    if not settings.yield_labels:
+        return None
+    credentials, reason = resolve_credentials(ClusterMode.AUTO.value, settings.node_name, os.environ)
+    if credentials is None:
+        raise InvalidConfiguration(f"--yield-labels needs access to the API server: {reason}.")
+    from plugin.cluster.deploy_labels import DeployLabels, NodeLabels
+
+    found, times = credentials, settings.times.cluster
+    deadline = 10.0 if times is None else times.deadline
+
+    def connect() -> NodeLabels:
+        from plugin.cluster.client import ApiServerClient
+
+        return ApiServerClient(found, settings.node_name, deadline=deadline)
+
+    return DeployLabels(
+        connect, settings.yield_labels, request.set_reason, log=log, clock=time.monotonic, jitter=random.random
+    )
+
+
+def _nvsentinel_reporter(
+    settings: PluginSettings, metrics: HealthEventObserver, log: Logger
+) -> NvsentinelReporter | None:
+    """Return the reporter of this node to NVSentinel; None where it is turned off.
+
+    Raises:
+        InvalidConfiguration: the node has no name, or there is no such strategy.
+    """
+    if settings.nvsentinel_socket is None:
+        return None
+    from plugin.nvsentinel import NvsentinelReporter, NvsentinelTimes, ProcessingStrategy
+
+    if not settings.node_name:
+        raise InvalidConfiguration(
+            "--nvsentinel-socket needs --node-name: an event without the name of its node would be ignored."
+        )
+    log.info(
+        "nvsentinel.reporting",
+        node=settings.node_name,
+        socket=str(settings.nvsentinel_socket),
+        strategy=settings.nvsentinel_strategy,
+    )
+    return NvsentinelReporter(
+        settings.nvsentinel_socket,
+        settings.node_name,
+        strategy=ProcessingStrategy(settings.nvsentinel_strategy),
+        times=settings.times.nvsentinel or NvsentinelTimes(),
+        log=log,
+        clock=time.monotonic,
+        wall_clock=time.time,
+        jitter=random.random,
+        observer=metrics,
+    )
+
+
+def _resources(
+    settings: PluginSettings, nvidia: NvidiaPluginSettings, announce: PublishMapping, log: Logger
+) -> AdvertisedResources:
     """Return the lists; with CDI, a device is listed only after containers can be given it.
 
     Raises:
         InvalidConfiguration: CDI is requested, and no specification can be written.
     """
-    nvidia = settings.nvidia
-    layout = ResourceLayout(nvidia.mig, settings.resource_name, nvidia.sharing)
+    host = nvidia.host_root
+    found = InjectionCheck() if host is None else check_injection(nvidia.injection.strategies, host)
+    refused = found.error if nvidia.refuse_unsuitable_runtime else ""
+    layout = ResourceLayout(nvidia.mig, settings.resource_name, nvidia.sharing, refused)
+    unknown = found.unknown or (found.error if not refused else "")
     if not nvidia.injection.needs_cdi:
-        return AdvertisedResources(layout, log=log, publish_mapping=announce)
+        return AdvertisedResources(layout, log=log, publish_mapping=announce, injection_unknown=unknown)
     from plugin.nvidia.cdi import CdiPublisher
 
     publisher = CdiPublisher(
-        nvidia.cdi_directory, root=nvidia.root, hook=nvidia.hook, injection=nvidia.injection, log=log
+        nvidia.cdi_directory,
+        root=nvidia.root,
+        hook=nvidia.hook,
+        injection=nvidia.injection,
+        log=log,
+        disabled_hooks=nvidia.disabled_cdi_hooks,
+        sockets=nvidia.ipc_sockets,
     )
     publisher.check()
-    return AdvertisedResources(layout, log=log, publish=publisher.publish, publish_mapping=announce)
+    return AdvertisedResources(
+        layout, log=log, publish=publisher.publish, publish_mapping=announce, injection_unknown=unknown
+    )
 
 
 def _kubelet_paths(settings: PluginSettings, resource: str) -> KubeletPaths:
     return KubeletPaths(settings.kubelet_dir.absolute(), resource)
 
 
-def _possible_resources(settings: PluginSettings) -> list[str]:
+def _possible_resources(settings: PluginSettings, nvidia: NvidiaPluginSettings) -> list[str]:
     """Return names to check before anything is started; for MIG instances, one of the maximum length."""
     whole = [settings.resource_name] if settings.resource_name else [SIMULATED_RESOURCE, NVIDIA_RESOURCE]
     domain = whole[-1].partition("/")[0]
-    sharing = settings.nvidia.sharing
+    sharing = nvidia.sharing
     shared = [sharing.advertised_name(resource) for resource in sharing.shares]
-    mixed = [f"{domain}/mig-1c.1g.100gb.me.all"] if settings.nvidia.mig is MigStrategy.MIXED else []
+    mixed = [f"{domain}/mig-1c.1g.100gb.me.all"] if nvidia.mig is MigStrategy.MIXED else []
     return [*whole, *shared, *mixed]
 
 
@@ -486,12 +783,14 @@ def _registration_mode(name: str) -> RegistrationMode:
         raise InvalidConfiguration(f"Unknown way to register {name!r}. Use one of: {known}.") from None
 
 
-def _stop_signals() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set."""
-    stop = asyncio.Event()
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Return the event that SIGTERM and SIGINT set, and the one that SIGHUP sets."""
+    stop, hangup = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    return stop, hangup
 
 
 def _expected_error(group: BaseExceptionGroup[BaseException]) -> ScrubberError | None:

@@ -36,6 +36,7 @@ _ENDS = frozenset(declared.REGISTRATION_ENDS.label_values("reason"))
 _METHODS = frozenset(declared.RPC_DURATION.label_values("method"))
 _STATUSES = frozenset(each.name for each in grpc.StatusCode)
 _WRITES = frozenset(declared.CLUSTER_WRITES.label_values("kind"))
+_HEALTH_EVENT_OUTCOMES = declared.HEALTH_EVENTS.label_values("outcome")
 _REFUSALS: frozenset[str] = frozenset(ErrorCode)
 
 
@@ -63,6 +64,7 @@ class PluginMetrics:
         self._calls = create_histogram(declared.RPC_DURATION, registry)
         self._refusals = create_counter(declared.HANDOVER_REFUSALS, registry)
         self._writes = create_counter(declared.CLUSTER_WRITES, registry)
+        self._health_events = create_counter(declared.HEALTH_EVENTS, registry)
         self._resources: set[str] = set()
         self._up = False
         registry.register(_Devices(lists, self._scraped_label))
@@ -71,6 +73,8 @@ class PluginMetrics:
         for what in sorted(_WRITES):
             for outcome in declared.CLUSTER_WRITES.label_values("outcome"):
                 self._writes.labels(what, outcome)
+        for outcome in _HEALTH_EVENT_OUTCOMES:
+            self._health_events.labels(outcome)
 
     def on_service_status(self, up: bool) -> None:
         if self._up and not up:
@@ -93,6 +97,10 @@ class PluginMetrics:
     def on_registration_end(self, resource: str, reason: str) -> None:
         self._ends.labels(self._resource(resource), _one_of(_ENDS, reason)).inc()
 
+    def on_resource_dropped(self, resource: str) -> None:
+        """Remove the gauge, which would report a registration as lost; counters stay."""
+        self._registered.remove(self._scraped_label(resource))
+
     def on_stream_status(self, resource: str, opened: bool) -> None:
         self._streams.labels(self._resource(resource)).inc(1 if opened else -1)
 
@@ -104,6 +112,9 @@ class PluginMetrics:
 
     def on_cluster_write(self, kind: str, ok: bool) -> None:
         self._writes.labels(_one_of(_WRITES, kind), "ok" if ok else "failed").inc()
+
+    def on_health_events(self, outcome: str, count: int) -> None:
+        self._health_events.labels(_one_of(frozenset(_HEALTH_EVENT_OUTCOMES), outcome)).inc(count)
 
     def _resource(self, name: str) -> str:
         """Return the label for a resource; the series of a new one start at 0."""

@@ -15,6 +15,7 @@ __all__ = [
     "ClusterObserver",
     "DeferredObserver",
     "GateObserver",
+    "HealthEventObserver",
     "KubeletObserver",
     "NullObserver",
     "PluginObserver",
@@ -49,6 +50,10 @@ class RegistrationObserver(Protocol):
         """A registration or the wait for one ended: label of :class:`plugin.kubelet.registration.RegistrationEnd`."""
         ...
 
+    def on_resource_dropped(self, resource: str) -> None:
+        """The plugin no longer tries to keep the resource registered."""
+        ...
+
 
 class StreamObserver(Protocol):
     def on_stream_status(self, resource: str, opened: bool) -> None:
@@ -72,11 +77,17 @@ class KubeletObserver(RegistrationObserver, StreamObserver, CallObserver, Protoc
 
 class ClusterObserver(Protocol):
     def on_cluster_write(self, kind: str, ok: bool) -> None:
-        """The API server accepted or rejected a write: ``event``, ``condition``, ``label`` or ``eviction``."""
+        """The API server accepted or rejected a write: ``event``, ``condition``, ``label``, ``taint``, ``eviction``."""
         ...
 
 
-class PluginObserver(ServiceObserver, GateObserver, KubeletObserver, ClusterObserver, Protocol):
+class HealthEventObserver(Protocol):
+    def on_health_events(self, outcome: str, count: int) -> None:
+        """``count`` events for NVSentinel were ``sent``, or ``dropped``, or an attempt to send them ``failed``."""
+        ...
+
+
+class PluginObserver(ServiceObserver, GateObserver, KubeletObserver, ClusterObserver, HealthEventObserver, Protocol):
     """All events of the plugin."""
 
 
@@ -88,10 +99,12 @@ class NullObserver:
     def on_registration_status(self, resource: str, registered: bool) -> None: ...
     def on_registration_attempt(self, resource: str, mode: str, outcome: str) -> None: ...
     def on_registration_end(self, resource: str, reason: str) -> None: ...
+    def on_resource_dropped(self, resource: str) -> None: ...
     def on_stream_status(self, resource: str, opened: bool) -> None: ...
     def on_list_sent(self, resource: str) -> None: ...
     def on_call_finished(self, method: str, code: str, seconds: float) -> None: ...
     def on_cluster_write(self, kind: str, ok: bool) -> None: ...
+    def on_health_events(self, outcome: str, count: int) -> None: ...
 
 
 class DeferredObserver:
@@ -135,6 +148,9 @@ class DeferredObserver:
     def on_registration_end(self, resource: str, reason: str) -> None:
         self._forward(lambda observer: observer.on_registration_end(resource, reason))
 
+    def on_resource_dropped(self, resource: str) -> None:
+        self._forward(lambda observer: observer.on_resource_dropped(resource))
+
     def on_stream_status(self, resource: str, opened: bool) -> None:
         self._forward(lambda observer: observer.on_stream_status(resource, opened))
 
@@ -146,3 +162,6 @@ class DeferredObserver:
 
     def on_cluster_write(self, kind: str, ok: bool) -> None:
         self._forward(lambda observer: observer.on_cluster_write(kind, ok))
+
+    def on_health_events(self, outcome: str, count: int) -> None:
+        self._forward(lambda observer: observer.on_health_events(outcome, count))

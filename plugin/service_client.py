@@ -92,7 +92,7 @@ def _advertised(device: pb.SnapshotDevice, envvar_refused: bool) -> AdvertisedDe
     return AdvertisedDevice(
         id=device.id,
         index=device.index,
-        verdict=ServiceVerdict.ADVERTISED if offered else ServiceVerdict.WITHHELD,
+        verdict=_verdict(device, known=not unknown_kinds and not forgeable),
         certified=device.certified,
         scrubbing=device.scrubbing,
         numa_node=device.numa_node if device.HasField("numa_node") else None,
@@ -103,6 +103,15 @@ def _advertised(device: pb.SnapshotDevice, envvar_refused: bool) -> AdvertisedDe
         access=known,
         refusal="" if offered else refusal or f"Device {device.id} is out of service.",
     )
+
+
+def _verdict(device: pb.SnapshotDevice, *, known: bool) -> ServiceVerdict:
+    """Return the verdict on a device; ``known``: whether this plugin itself has no reason to withhold it."""
+    if not known:
+        return ServiceVerdict.WITHHELD
+    if device.advertised:
+        return ServiceVerdict.ADVERTISED
+    return ServiceVerdict.HELD if device.withheld else ServiceVerdict.WITHHELD
 
 
 def _access_of(device: pb.SnapshotDevice) -> tuple[Access, ...]:
@@ -230,6 +239,7 @@ class ServiceWatch:
             version=snapshot.version,
             ready=snapshot.ready,
             now=self._clock(),
+            yielded=bool(snapshot.yielded),
         )
         self._reminder.log_ended("service.available", epoch=snapshot.epoch, ready=snapshot.ready)
         if before.epoch != snapshot.epoch:

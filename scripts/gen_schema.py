@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from scrubber.config.infrastructure_file import infrastructure_schema
 from scrubber.config.policy_format import policy_reference, policy_schema
 from scrubber.config.xid_file import xid_schema
 
 _ROOT = Path(__file__).resolve().parent.parent
 
 DERIVED: Mapping[Path, Callable[[], str]] = {
+    _ROOT / "policies" / "schema" / "infrastructure.schema.json": lambda: render_schema(infrastructure_schema()),
     _ROOT / "policies" / "schema" / "policy.schema.json": lambda: render_schema(policy_schema()),
     _ROOT / "policies" / "schema" / "xid.schema.json": lambda: render_schema(xid_schema()),
     _ROOT / "docs" / "policy-settings.md": policy_reference,

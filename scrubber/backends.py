@@ -70,7 +70,11 @@ def _open_simulated(context: BackendContext) -> AbstractAsyncContextManager[Devi
     from scrubber.adapters.sim.backend import sim_backend
 
     assert context.settings.sim_dir is not None  # checked with the settings
-    return sim_backend(context.settings.sim_dir, driver_call_timeout=context.driver_call_timeout)
+    return sim_backend(
+        context.settings.sim_dir,
+        driver_call_timeout=context.driver_call_timeout,
+        infrastructure=context.infrastructure,
+    )
 
 
 def _nvidia_signals() -> SignalTable:

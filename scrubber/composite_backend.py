@@ -264,3 +264,6 @@ class _CompositePorts:
     @property
     def abandoned_total(self) -> int:
         return sum(member.ports.children.abandoned_total for member in self._members)
+
+    def pids(self) -> frozenset[int]:
+        return frozenset(pid for member in self._members for pid in member.ports.children.pids())

@@ -11,9 +11,10 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from random import SystemRandom
 from secrets import token_hex
@@ -29,13 +30,13 @@ from scrubber.adapters.cgroups.environment_marker import MarkerContainers
 from scrubber.adapters.cgroups.hierarchy import discover_root
 from scrubber.adapters.cgroups.systemd_unit import systemd_unit_of
 from scrubber.adapters.clock import SystemClock
+from scrubber.adapters.journald import AnnouncingResetter
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.adapters.kubelet.pid_namespace import require_node_pid_namespace
-from scrubber.adapters.kubelet.service_accounts import ServiceAccounts
+from scrubber.adapters.kubelet.pod_identity import PodIdentities
 from scrubber.adapters.ledger.periodic_verification import log_head, verify_periodically
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.signing.node_key import NodeKey
-from scrubber.adapters.systemd import SystemdNotifier
 from scrubber.api.server import GrpcServer
 from scrubber.api.sockets import Sockets
 from scrubber.backends import BACKENDS, BackendContext
@@ -43,7 +44,7 @@ from scrubber.config.policy_file import PolicySource, with_digest
 from scrubber.config.settings import ServiceSettings, TraceExport
 from scrubber.domain.assignment import Trust
 from scrubber.domain.device import Device, NodeIdentity
-from scrubber.domain.errors import InvalidConfiguration, ScrubberError, Unavailable
+from scrubber.domain.errors import InvalidConfiguration, LedgerFailure, ScrubberError, Unavailable
 from scrubber.domain.policy import Policy
 from scrubber.domain.resource_mapping import MappedDevice
 from scrubber.domain.usage import MAX_UNDETECTED_SECONDS
@@ -57,20 +58,25 @@ from scrubber.engine.loops.reconcile import add_device, reconcile
 from scrubber.engine.loops.recovery import run_recovery_loops
 from scrubber.engine.loops.usage import watch_use
 from scrubber.engine.node import Node
-from scrubber.engine.views import NodeView, ServiceView
+from scrubber.engine.views import DeviceView, NodeView, Service, ServiceView
+from scrubber.engine.yielding import YieldControl, YieldedNode
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.log_context import LogContextTracer
 from scrubber.observability.log_sink import LostLineCounter
 from scrubber.observability.logging import configure_logging
 from scrubber.observability.metrics.recorder import MetricsRecorder
 from scrubber.observability.metrics.status import DeviceStatus, ServiceStatus
-from scrubber.observability.metrics_port import MetricsListener, bind_metrics_port_or_warn
+from scrubber.observability.metrics_port import bind_metrics_port_or_warn
 from scrubber.observability.metrics_server import check_tls_files, serve_metrics_on
+from scrubber.observability.probes import ProbeServer, bind_probe_port
+from scrubber.observability.systemd import SystemdNotifier, watchdog_interval
+from scrubber.observability.tcp_listener import TcpListener
 from scrubber.observability.tracing import OpenTelemetryTracer, open_otlp_tracer
-from scrubber.ports.device import ChildCounts, DeviceBackend
+from scrubber.ports.device import ChildCounts, DeviceBackend, Resetter
 from scrubber.ports.node import Containers
 from scrubber.ports.record import Event, LedgerChange, LedgerState
 from scrubber.ports.runtime import NOOP_TRACER, Clock
+from scrubber.process_owners import ProcessOwners
 
 __all__ = ["run"]
 
@@ -82,6 +88,10 @@ _DRIVER_CHECK_INTERVAL = 5.0
 """Seconds between two checks of the driver itself."""
 _AUDIT_VERIFY_INTERVAL = 3600.0
 """Seconds between two verifications of the complete audit log."""
+_YIELD_PUBLISH_INTERVAL = 1.0
+"""Seconds between two looks at what a yielded node reports: the ledger's health, and who keeps it yielded."""
+_DRIVER_RETURN_SECONDS = 30.0
+"""Seconds after a yield within which the driver must answer: one that was replaced never does to the old libraries."""
 _KUBELET_CHECK_INTERVAL = 5.0
 """Seconds between two checks whether the kubelet's lists are trusted."""
 
@@ -121,6 +131,83 @@ async def run(settings: ServiceSettings) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Core:
+    """What outlives a yield of the node: everything that does not use the driver."""
+
+    settings: ServiceSettings
+    policies: PolicySource
+    reload: asyncio.Event
+    log: structlog.typing.FilteringBoundLogger
+    supervisor: SystemdNotifier
+    clock: Clock
+    journal: StructlogJournal
+    traces: OpenTelemetryTracer | None
+    ledger: SqliteLedger
+    containers: CgroupContainers | MarkerContainers
+    open_key: Callable[[], Awaitable[NodeKey]]
+    yields: YieldControl
+    paths: Mapping[str, str]
+    startup: _Startup
+    serve_metrics: Callable[[], None]
+
+    def service_view(self, identity: NodeIdentity, epoch: str, key: NodeKey) -> ServiceView:
+        settings, policies = self.settings, self.policies
+        return ServiceView(
+            __version__,
+            settings.backend.name,
+            identity,
+            policies.policy,
+            self.ledger.health(),
+            epoch,
+            key_id=key.key_id,
+            public_key=key.public_key,
+            audit_head=self.ledger.head(),
+            paths=self.paths,
+            policy_error=policies.rejection,
+            admin_group=settings.admin_group or "",
+            read_group=settings.read_group or settings.admin_group or "",
+        )
+
+    def server(self, service: Service) -> GrpcServer:
+        settings = self.settings
+        return GrpcServer(
+            service,
+            Sockets(settings.socket_dir, admin_group=settings.admin_group, read_group=settings.read_group),
+            reflection=settings.reflection,
+            log=self.log,
+            observer=self.journal.metrics.rpc,
+            join_trace=None if self.traces is None else self.traces.join_trace,
+        )
+
+    def ledger_tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return the tasks that publish and verify the audit log."""
+        metrics = self.journal.metrics
+        return {
+            "audit head": log_head(self.ledger, self.clock, self.log),
+            "audit log": verify_periodically(
+                self.ledger,
+                self.journal,
+                self.clock,
+                _AUDIT_VERIFY_INTERVAL,
+                on_verified=lambda intact, at: metrics.service.set_audit_result(intact=intact, at=at),
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What is known of the devices when the driver has been closed."""
+
+    identity: NodeIdentity
+    devices: tuple[DeviceView, ...] = ()
+    children: tuple[ChildCounts, ...] = ()
+    """Of every backend that was closed."""
+
+    def remaining_pids(self) -> frozenset[int]:
+        return frozenset().union(*(each.pids() for each in self.children))
+
+
 async def _serve(
     settings: ServiceSettings,
     policies: PolicySource,
@@ -128,7 +215,7 @@ async def _serve(
     log: structlog.typing.FilteringBoundLogger,
     lost_lines: LostLineCounter,
 ) -> None:
-    """Build everything, run it, and shut it down in the reverse order."""
+    """Build what needs no driver, and serve: with the devices, or without the driver while the node is yielded."""
     policy = policies.policy
     if not settings.backend.simulated:
         require_node_pid_namespace(settings.pod_resources_socket)
@@ -140,6 +227,8 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stack.callback(supervisor.close)
         listener = _bind_metrics_port(settings, log, stack)
+        startup = _Startup()
+        await _serve_probes(settings, startup, log, stack)
         traces = _open_tracer(settings, log, stack)
         # A single instance and a readable ledger come first: nothing else is touched without them.
         ledger = SqliteLedger(settings.state_dir, observe=metrics.service.observe_commit)
@@ -148,20 +237,150 @@ async def _serve(
         metrics.service.set_audit_result(intact=True, at=clock.wall())  # loading includes the verification
         containers = _make_containers(settings)
         stack.callback(containers.close)
-        backend = await stack.enter_async_context(_open_backend(settings, policies, containers))
-        supervisor.notify("STATUS=Waiting for the driver")
+        key: NodeKey | None = None
+
+        async def open_key() -> NodeKey:
+            nonlocal key
+            if key is None:
+                key, created = NodeKey.open(settings.state_dir)
+                if created:
+                    await _log_new_key(key, clock, ledger, journal)
+                log.info("key.loaded", key_id=key.key_id)
+                metrics.service.set_signing_key(key.key_id)
+            return key
+
+        @cache
+        def serve_metrics() -> None:
+            if listener is not None:
+                _serve_metrics(listener, settings, metrics, log, stack)
+
+        core = _Core(
+            settings=settings,
+            policies=policies,
+            reload=reload,
+            log=log,
+            supervisor=supervisor,
+            clock=clock,
+            journal=journal,
+            traces=traces,
+            ledger=ledger,
+            containers=containers,
+            open_key=open_key,
+            yields=YieldControl(state.node, ledger=ledger, journal=journal, clock=clock),
+            paths=_service_paths(settings, policies, containers),
+            startup=startup,
+            serve_metrics=serve_metrics,
+        )
+        left = _Left(NodeIdentity(settings.node_name, "", ""))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_keep_alive(core), name="watchdog")
+            while True:
+                if core.yields.record.is_yielded:
+                    await _serve_yielded(core, left)
+                else:
+                    left = await _serve_devices(core, await ledger.load(), left)
+
+
+async def _serve_yielded(core: _Core, left: _Left) -> None:
+    """Serve without the driver, until the node is no longer yielded."""
+    epoch, yields = token_hex(8), core.yields
+    key = await core.open_key()
+    node = YieldedNode(
+        devices=left.devices,
+        yields=yields,
+        service_view=lambda: core.service_view(left.identity, epoch, key),
+        epoch=epoch,
+        ledger=core.ledger,
+        audit_log=core.ledger,
+        certificates=core.ledger,
+        remaining_children=left.remaining_pids,
+    )
+    metrics = core.journal.metrics
+    metrics.service.set_build_info(version=__version__, backend=core.settings.backend.name, driver=left.identity.driver)
+    devices = _device_statuses(node.view().devices)
+
+    def status() -> ServiceStatus:
+        policy = core.policies.policy
+        return ServiceStatus(
+            devices=devices,
+            ledger_ok=core.ledger.health() == "ok",
+            ledger_bytes=core.ledger.size_bytes,
+            audit_head=core.ledger.head(),
+            policy=(policy.name, policy.digest),
+            yielded=True,
+        )
+
+    metrics.read_status = status
+    async with AsyncExitStack() as stack:
+        server = core.server(node)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        core.serve_metrics()
+        remaining = ", ".join(map(str, sorted(left.remaining_pids()))) or None
+        fields = {"message": yields.message, "remaining_pids": remaining}
+        event = Event("node.yielded", core.clock.wall(), fields=fields)
+        with suppress(LedgerFailure):  # the request is durable; a full disk does not open the driver again
+            await core.ledger.commit(LedgerChange(events=(event,)))
+        core.journal.record([event])
+        core.startup.step = ""
+        core.supervisor.notify("READY=1\nSTATUS=Yielded: the driver is closed")
+
+        async def publish() -> None:
+            while True:
+                node.publish()
+                await core.clock.sleep(_YIELD_PUBLISH_INTERVAL)
+
+        await _run_phase(core.ledger_tasks() | {"view": publish()}, until=yields.wait_until(yielded=False))
+
+
+async def _run_phase(tasks: Mapping[str, Coroutine[Any, Any, None]], *, until: Awaitable[None]) -> None:
+    """Run ``tasks`` until ``until`` is done, or until one of them fails."""
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(work, name=name) for name, work in tasks.items()]
+        await until
+        for task in running:
+            task.cancel()
+
+
+async def _serve_devices(core: _Core, state: LedgerState, left: _Left) -> _Left:
+    """Serve the devices until the node is yielded; return what is known of them once the driver is closed.
+
+    Raises:
+        Unavailable: while the node was yielded, the driver was replaced. The supervisor restarts the service, and
+            thereby its container, which then gets the libraries of the new one.
+    """
+    settings, policies, clock, ledger = core.settings, core.policies, core.clock, core.ledger
+    containers, metrics = core.containers, core.journal.metrics
+    async with AsyncExitStack() as stack:
+        node: Node
+        owners = ProcessOwners(
+            unit_of=systemd_unit_of,
+            pod_uid_of=containers.pod_uid_of,
+            pods=PodIdentities(
+                settings.kubelet_dir,
+                settings.pod_logs_dir,
+                reading=lambda: node.pods.reading,
+                monotonic=clock.monotonic,
+            ),
+            allowed=lambda: policies.policy.infrastructure,
+        )
+        backend = await stack.enter_async_context(_open_backend(settings, policies, owners))
+        core.supervisor.notify("STATUS=Waiting for the driver")
+        core.startup.step = "waiting for the driver"
         patient = not settings.fail_on_init_error
-        identity, devices = await _wait_for_driver(backend, clock, log, supervisor, wait=patient)
+        earlier = left.identity.driver
+        limit = _DRIVER_RETURN_SECONDS if earlier else None
+        identity, devices = await _wait_for_driver(
+            backend, clock, core.log, core.supervisor, wait=patient or bool(earlier), limit=limit
+        )
+        if earlier not in ("", identity.driver):
+            raise _changed_driver(earlier, identity.driver)
         identity = replace(identity, node=settings.node_name)
-        key, created = NodeKey.open(settings.state_dir)
-        if created:
-            await _log_new_key(key, clock, ledger, journal)
-        log.info("key.loaded", key_id=key.key_id)
+        key = await core.open_key()
 
         # A bug in a scrub ends the service; at the end, scrubs in progress are abandoned, and their devices stay dirty.
         scrubs = await stack.enter_async_context(asyncio.TaskGroup())
         epoch = token_hex(8)
-        node: Node
 
         def known_devices() -> frozenset[str]:
             return node.devices.known_ids
@@ -186,127 +405,89 @@ async def _serve(
             holders=backend.holders,
             telemetry=backend.telemetry,
             settings=backend.settings,
-            resetter=backend.resetter,
+            resetter=_make_resetter(backend, settings, core.log),
             eraser=backend.eraser,
             diagnostics=backend.diagnostics,
             assignments=assignments,
             containers=containers,
+            owners=owners,
             ledger=ledger,
             audit_log=ledger,
             certificates=ledger,
             signer=key,
-            journal=journal,
-            tracer=LogContextTracer(traces or NOOP_TRACER),
+            journal=core.journal,
+            tracer=LogContextTracer(core.traces or NOOP_TRACER),
             identity=identity,
             policy=lambda: policies.policy,
             new_id=lambda kind: f"{kind}-{token_hex(6)}",
             spawn=lambda work, name: scrubs.create_task(work, name=name),
         )
-
-        places = _service_paths(settings, policies, containers)
-
-        def info() -> ServiceView:
-            return ServiceView(
-                __version__,
-                settings.backend.name,
-                identity,
-                policies.policy,
-                ledger.health(),
-                epoch,
-                key_id=key.key_id,
-                public_key=key.public_key,
-                audit_head=ledger.head(),
-                paths=places,
-                policy_error=policies.rejection,
-                admin_group=settings.admin_group or "",
-                read_group=settings.read_group or settings.admin_group or "",
-            )
-
-        node = Node(dependencies=dependencies, service_view=info, epoch=epoch)
+        node = Node(
+            dependencies=dependencies,
+            service_view=lambda: core.service_view(identity, epoch, key),
+            epoch=epoch,
+            yields=core.yields,
+        )
         metrics.service.set_build_info(version=__version__, backend=settings.backend.name, driver=identity.driver)
-        metrics.service.set_signing_key(key.key_id)
         metrics.read_status = _status_reader(
             node, ledger=ledger, children=backend.children, policy=lambda: policies.policy
         )
-        server = GrpcServer(
-            node,
-            Sockets(settings.socket_dir, admin_group=settings.admin_group, read_group=settings.read_group),
-            reflection=settings.reflection,
-            log=log,
-            observer=metrics.rpc,
-            join_trace=None if traces is None else traces.join_trace,
-        )
+        server = core.server(node)
         await server.start()
         stack.push_async_callback(node.devices.drain)
         stack.push_async_callback(server.stop)
-        if listener is not None:
-            _serve_metrics(listener, settings, metrics, log, stack)
+        core.serve_metrics()
 
+        core.startup.step = "comparing the ledger's records with the devices and their users"
         await reconcile(node, devices, state, dependencies=dependencies)
         # A full garbage collection visits everything that was loaded: 36 ms with 256 devices, in the middle of a
         # hand-over.
+        gc.unfreeze()
         gc.collect()
         gc.freeze()
-        supervisor.notify(f"READY=1\nSTATUS=Watching {len(devices)} devices")
-        log.info(
+        core.startup.step = ""
+        core.supervisor.notify(f"READY=1\nSTATUS=Watching {len(devices)} devices")
+        core.log.info(
             "service.ready",
             devices=len(devices),
-            policy=policy.name,
+            policy=policies.policy.name,
             version=__version__,
             key_id=key.key_id,
             audit_head=str(ledger.head()),
         )
-        beside = {
-            "policy": follow_policy(node, provider=policies, reload_requested=reload, dependencies=dependencies),
-            "audit head": log_head(ledger, clock, log),
-            "audit log": verify_periodically(
-                ledger,
-                journal,
-                clock,
-                _AUDIT_VERIFY_INTERVAL,
-                on_verified=lambda intact, at: metrics.service.set_audit_result(intact=intact, at=at),
-            ),
-        }
-        await _run_tasks(node, backend, state, dependencies, supervisor, settings, log, beside)
+        tasks = _device_tasks(core, node, backend, state, dependencies)
+        await _run_phase(tasks, until=core.yields.wait_until(yielded=True))
+        node.publish_yield()
+        core.supervisor.notify("STATUS=Closing the driver: the node is yielded")
+    return _Left(identity, node.devices.views(), (*left.children, backend.children))
 
 
-async def _run_tasks(
-    node: Node,
-    backend: DeviceBackend,
-    state: LedgerState,
-    dependencies: Dependencies,
-    supervisor: SystemdNotifier,
-    settings: ServiceSettings,
-    log: structlog.typing.FilteringBoundLogger,
-    other_tasks: Mapping[str, Coroutine[Any, Any, None]],
-) -> None:
-    """Run all tasks until cancelled, or until one of them fails."""
-    interval = settings.poll_interval
+def _device_tasks(
+    core: _Core, node: Node, backend: DeviceBackend, state: LedgerState, dependencies: Dependencies
+) -> dict[str, Coroutine[Any, Any, None]]:
+    """Return the tasks that run while the driver is open, by name."""
+    interval, clock = core.settings.poll_interval, core.clock
 
     async def greet(device: Device) -> None:
         await add_device(node, device, state, dependencies=dependencies)
 
-    async with asyncio.TaskGroup() as group:
-        watching = watch_inventory(node, inventory=backend.inventory, dependencies=dependencies, add_device=greet)
-        group.create_task(follow_signals(node, dependencies=dependencies), name="signals")
-        group.create_task(
-            watch_health(node, dependencies=dependencies, interval=interval * _INTERVALS_PER_HEALTH_CHECK),
-            name="health",
-        )
-        group.create_task(watch_pods(node, dependencies=dependencies, interval=interval), name="pods")
-        group.create_task(watching, name="inventory")
-        between_looks = min(max(interval, _MIN_USE_CHECK_INTERVAL), MAX_UNDETECTED_SECONDS)
-        use_watch = watch_use(
-            node, dependencies=dependencies, interval=between_looks, random_fraction=SystemRandom().random
-        )
-        group.create_task(use_watch, name="use")
-        group.create_task(run_recovery_loops(node, dependencies=dependencies), name="tending")
-        group.create_task(_watch_driver(backend, dependencies, log), name="driver")
-        group.create_task(watch_breaker(node.devices.breaker, dependencies=dependencies), name="breaker")
-        for name, work in other_tasks.items():
-            group.create_task(work, name=name)
-        group.create_task(_log_kubelet_trust(node, dependencies.clock, log), name="kubelet")
-        group.create_task(_keep_alive(supervisor, dependencies.clock), name="watchdog")
+    return core.ledger_tasks() | {
+        "signals": follow_signals(node, dependencies=dependencies),
+        "health": watch_health(node, dependencies=dependencies, interval=interval * _INTERVALS_PER_HEALTH_CHECK),
+        "pods": watch_pods(node, dependencies=dependencies, interval=interval),
+        "inventory": watch_inventory(node, inventory=backend.inventory, dependencies=dependencies, add_device=greet),
+        "use": watch_use(
+            node,
+            dependencies=dependencies,
+            interval=min(max(interval, _MIN_USE_CHECK_INTERVAL), MAX_UNDETECTED_SECONDS),
+            random_fraction=SystemRandom().random,
+        ),
+        "recovery": run_recovery_loops(node, dependencies=dependencies),
+        "driver": _watch_driver(backend, dependencies, core.log),
+        "breaker": watch_breaker(node.devices.breaker, dependencies=dependencies),
+        "policy": follow_policy(node, provider=core.policies, reload_requested=core.reload, dependencies=dependencies),
+        "kubelet": _log_kubelet_trust(node, clock, core.log),
+    }
 
 
 def _status_reader(
@@ -324,14 +505,7 @@ def _status_reader(
         nonlocal last
         view, statuses = node.view(), last
         if statuses is None or statuses[0] is not view:
-            statuses = (
-                view,
-                tuple(
-                    DeviceStatus(each.device, each.record, each.advertised, each.policy.enforcement)
-                    for each in view.devices
-                ),
-            )
-            last = statuses
+            last = statuses = (view, _device_statuses(view.devices))
         return statuses[1]
 
     def facts() -> ServiceStatus:
@@ -353,6 +527,10 @@ def _status_reader(
         )
 
     return facts
+
+
+def _device_statuses(views: Iterable[DeviceView]) -> tuple[DeviceStatus, ...]:
+    return tuple(DeviceStatus(each.device, each.record, each.advertised, each.policy.enforcement) for each in views)
 
 
 async def _log_new_key(key: NodeKey, clock: Clock, ledger: SqliteLedger, journal: StructlogJournal) -> None:
@@ -398,10 +576,14 @@ async def _watch_driver(
         except Unavailable:
             now = driver  # the devices' own state shows it
         if now != driver:
-            raise Unavailable(
-                f"The driver changed from {driver} to {now} while the service was running; the service must restart."
-            )
+            raise _changed_driver(driver, now)
         await dependencies.clock.sleep(_DRIVER_CHECK_INTERVAL)
+
+
+def _changed_driver(earlier: str, now: str) -> Unavailable:
+    return Unavailable(
+        f"The driver changed from {earlier} to {now} while the service was running; the service must restart."
+    )
 
 
 async def _log_kubelet_trust(node: Node, clock: Clock, log: structlog.typing.FilteringBoundLogger) -> None:
@@ -420,12 +602,13 @@ async def _log_kubelet_trust(node: Node, clock: Clock, log: structlog.typing.Fil
         await clock.sleep(_KUBELET_CHECK_INTERVAL)
 
 
-async def _keep_alive(supervisor: SystemdNotifier, clock: Clock) -> None:
+async def _keep_alive(core: _Core) -> None:
     """Send the watchdog signal from the engine's event loop, so that the supervisor restarts a hung loop."""
+    interval = watchdog_interval(os.environ)
     while True:
         # Repeat READY: a supervisor that was too busy for the first one would end the service.
-        supervisor.notify("READY=1\nWATCHDOG=1")
-        await clock.sleep(5.0)
+        core.supervisor.notify("WATCHDOG=1" if core.startup.step else "READY=1\nWATCHDOG=1")
+        await core.clock.sleep(interval)
 
 
 def _adjust_policy(policy: Policy, settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
@@ -447,25 +630,23 @@ def _adjust_policy(policy: Policy, settings: ServiceSettings, log: structlog.typ
 
 
 def _open_backend(
-    settings: ServiceSettings, policies: PolicySource, containers: Containers
+    settings: ServiceSettings, policies: PolicySource, owners: ProcessOwners
 ) -> AbstractAsyncContextManager[DeviceBackend]:
-    accounts = ServiceAccounts(settings.kubelet_dir, settings.pod_logs_dir)
-
-    async def infrastructure(pid: int) -> str | None:
-        """Return the systemd unit, or the namespace and service account, by which the policy lists the process.
-
-        Never identifies a process by its own name.
-        """
-        unit = systemd_unit_of(pid)
-        if unit in policies.policy.infrastructure.systemd_units:
-            return unit
-        uid = await containers.pod_uid_of(pid) if policies.policy.infrastructure.pods else None
-        account = None if uid is None else accounts.find(uid)
-        return "/".join(account) if account in policies.policy.infrastructure.pods and account is not None else None
-
     question = policies.policy.limits.driver_call
-    context = BackendContext(settings=settings, driver_call_timeout=question, infrastructure=infrastructure)
+    context = BackendContext(settings=settings, driver_call_timeout=question, infrastructure=owners.infrastructure)
     return BACKENDS[settings.backend.name].open(context)
+
+
+def _make_resetter(
+    backend: DeviceBackend, settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger
+) -> Resetter:
+    if settings.reset_journal is None:
+        return backend.resetter
+    return AnnouncingResetter(
+        backend.resetter,
+        settings.reset_journal,
+        on_failure=lambda device, why: log.warning("reset.not-announced", device=device, message=why),
+    )
 
 
 def _make_containers(settings: ServiceSettings) -> CgroupContainers | MarkerContainers:
@@ -484,11 +665,13 @@ async def _wait_for_driver(
     supervisor: SystemdNotifier,
     *,
     wait: bool,
+    limit: float | None = None,
 ) -> tuple[NodeIdentity, tuple[Device, ...]]:
     """Return the driver's description of the node as soon as the driver answers.
 
     Raises:
         InvalidConfiguration: the driver is missing, and ``wait`` is False.
+        Unavailable: it did not answer within ``limit`` seconds.
     """
     if not wait:
         try:
@@ -507,6 +690,8 @@ async def _wait_for_driver(
     ask = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(Unavailable),
         wait=tenacity.wait_fixed(1),
+        stop=tenacity.stop_never if limit is None else tenacity.stop_after_delay(limit),
+        reraise=True,
         sleep=clock.sleep,
         before_sleep=waiting,
     )
@@ -533,7 +718,7 @@ def _open_tracer(
 
 def _bind_metrics_port(
     settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger, stack: AsyncExitStack
-) -> MetricsListener | None:
+) -> TcpListener | None:
     """Bind the metrics port before anything is started; None where there is none.
 
     Raises:
@@ -554,8 +739,36 @@ def _bind_metrics_port(
     return listener
 
 
+@dataclass(slots=True)
+class _Startup:
+    """What the start of the service is doing; empty once the service is ready."""
+
+    step: str = "opening the ledger"
+
+
+async def _serve_probes(
+    settings: ServiceSettings,
+    startup: _Startup,
+    log: structlog.typing.FilteringBoundLogger,
+    stack: AsyncExitStack,
+) -> None:
+    """Serve the probes until everything else has ended, where there is an address for them.
+
+    Raises:
+        InvalidConfiguration: the address cannot be bound.
+    """
+    address = settings.probe_address
+    if address is None:
+        return
+    port = bind_probe_port(address.host, address.port)
+    probes = ProbeServer(port, unready_reason=lambda: startup.step)
+    stack.callback(probes.close)
+    await probes.start()
+    log.info("probes.serving", address=port.address)
+
+
 def _serve_metrics(
-    listener: MetricsListener,
+    listener: TcpListener,
     settings: ServiceSettings,
     metrics: MetricsRecorder,
     log: structlog.typing.FilteringBoundLogger,

@@ -67,6 +67,21 @@ DEVICE = pb.Device(
     recovery_blocker="Its reset waits for device 4, which is in use.",
     unauthorized_users=["PID 4711 (python) outside all pods uses the device without a grant."],
     uninspected_processes=["PID 4712 (crowd) of pod 77aa could not be fully inspected in 4 walks."],
+    holders=[
+        pb.DeviceHolder(
+            pid=4711,
+            command="dcgm-exporter",
+            kind="process",
+            code="unknown-holder",
+            namespace="monitoring",
+            pod="dcgm-exporter-2jklm",
+            pod_uid="9f1d2c1b-51a4-4d53-8a19-6c3f5e1d2b7a",
+            unit="dcgm-exporter.service",
+            since=AT,
+            blocking=True,
+            memory_bytes=4 * 2**20,
+        ),
+    ],
     open_grants=[
         pb.OpenGrant(
             sequence=4,

@@ -4,6 +4,7 @@
   every run, so that a new failure is caused by a change.
 - Compiled bytecode is written independent of the environment: otherwise each of the thousands of daemons and
   children that the tests start would compile all that it imports.
+- The device plugin sees no host: how the container runtime of this machine is configured must not matter.
 - SIGINT always interrupts: a shell without job control starts background commands with SIGINT ignored, and their
   children inherit that.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ["SCRUBBER_HOST_ROOT_CTR_PATH"] = "/nonexistent"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 BASE = DEPLOY / "kubernetes" / "base"
 CDI = DEPLOY / "kubernetes" / "cdi"
+GPU_OPERATOR = DEPLOY / "kubernetes" / "gpu-operator"
 CONTAINERFILE = (DEPLOY / "container" / "Containerfile").read_text()
 UNITS = {path.name: path.read_text() for path in (DEPLOY / "systemd").glob("*.service")}
 DROP_INS = {f"{path.parent.name}/{path.name}": path.read_text() for path in (DEPLOY / "systemd").glob("*.d/*.conf")}
@@ -26,7 +27,12 @@ def documents(directory: Path = BASE) -> list[dict[str, Any]]:
 
 def patch_all(found: list[dict[str, Any]], directory: Path) -> None:
     """Apply the patches of ``directory``, a base or a component, to these objects."""
-    for patch in yaml_of(directory).get("patches", []):
+    apply_patches(found, yaml_of(directory).get("patches", []))
+
+
+def apply_patches(found: list[dict[str, Any]], patches: list[dict[str, Any]]) -> None:
+    """Apply the patches of a kustomization to these objects."""
+    for patch in patches:
         (target,) = [
             each for each in found if all(value_of(each, key) == wish for key, wish in patch["target"].items())
         ]
@@ -34,18 +40,19 @@ def patch_all(found: list[dict[str, Any]], directory: Path) -> None:
             apply(target, **step)
 
 
-def apply(target: Any, op: str, path: str, value: Any) -> None:
+def apply(target: Any, op: str, path: str, value: Any = None) -> None:
     """Apply one step of a JSON patch (RFC 6902).
 
-    Only the operations that the project uses are supported: ``add`` to the end of a list, ``replace`` in a list, and
-    ``add`` of a field that does not exist yet.
+    Only the operations that the project uses are supported: ``add`` to the end of a list, ``replace`` in a list or of an
+    existing field, ``add`` of a field that does not exist yet, and ``remove`` of one that does.
     """
-    *way, last = path.strip("/").split("/")
+    *way, last = (word.replace("~1", "/") for word in path.strip("/").split("/"))
     for word in way:
         target = target[int(word)] if isinstance(target, list) else target[word]
-    if isinstance(target, dict):
-        assert op == "add"
-        assert last not in target
+    if isinstance(target, dict) and op == "remove":
+        del target[last]
+    elif isinstance(target, dict):
+        assert (op == "replace") is (last in target)
         target[last] = value
     elif (op, last) == ("add", "-"):
         target.append(value)

@@ -66,6 +66,8 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
         self.announced: list[tuple[str, dict[str, str]]] = []
         """Every announcement: resource, and the meaning of its ids."""
         self.reserved: list[list[str]] = []
+        self.yields: list[str] = []
+        """The reason of every request to yield the node, empty where it was withdrawn."""
         self.requests: list[pb.HandOverRequest] = []
         self.cancelled = 0
         self.on_announce: Callable[[pb.SetResourceMappingRequest], Awaitable[None]] = _nothing
@@ -107,6 +109,11 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
             yield shown
             while self._shown is shown:
                 await self.bell.rung()
+
+    async def SetYield(self, request: pb.SetYieldRequest, context: Any) -> pb.NodeYield:
+        self.yields.append(request.reason)
+        self.bell.ring()
+        return pb.NodeYield()
 
     async def SetResourceMapping(
         self, request: pb.SetResourceMappingRequest, context: Any

@@ -134,7 +134,14 @@ FILES = st.builds(
         stuck_pods=some(notify_after=times(0, 60), evict_after=times(60, 1e5) | NEVER),
         infrastructure=some(
             systemd_units=st.lists(st.sampled_from(["a@1.service", "b.service", "1.service"]), max_size=2),
-            pods=st.lists(st.fixed_dictionaries({"namespace": NAMES, "serviceAccount": NAMES}), max_size=2),
+            groups=st.lists(st.sampled_from(["systemd", "gpu-operator", "eks"]), max_size=2),
+            pods=st.lists(
+                st.fixed_dictionaries(
+                    {"namespace": NAMES},
+                    optional={"serviceAccount": NAMES, "class": st.sampled_from(["monitoring", "driver"])},
+                ),
+                max_size=2,
+            ),
         ),
         injection=some(envvar=st.sampled_from(["allow", "refuse"])),
         overrides=OVERRIDES,

@@ -19,6 +19,8 @@ _REGISTRATION: Final = (
     State(1, "registered", Colour.CLEAN),
     State(2, "disconnected", Colour.QUARANTINED),
     State(3, "connected", Colour.CLEAN),
+    State(4, "in use", Colour.CLEAN),
+    State(5, "yielded", Colour.RECOVERING),
 )
 
 
@@ -119,12 +121,15 @@ def plugin_panels() -> list[model.Panel]:
         by=("instance", "resource"),
     )
     up = f"{aggregate('min', 'scrubber_plugin_service_up', by=('instance',))} + 2"
+    yielded = f"{aggregate('max', 'scrubber_node_yielded', by=('instance',))} + 4"
     return [
         state_timeline_panel(
             "Registration",
-            "Were the resources registered with the kubelet, and was the plugin connected to the service?",
+            "Were the resources registered with the kubelet, was the plugin connected to the service, and was the node "
+            "yielded?",
             Query(registered, "{{instance}} / {{resource}}"),
             Query(up, "{{instance}} / service"),
+            Query(yielded, "{{instance}} / driver"),
             mappings=[state_mapping(_REGISTRATION)],
             span=16,
             height=7,
@@ -172,6 +177,7 @@ def plugin_panels() -> list[model.Panel]:
             "Streams to the kubelet",
             "Does the kubelet watch each resource?",
             Query(aggregate("sum", "scrubber_plugin_listandwatch_streams", by=("resource",)), "{{resource}}"),
+            span=6,
             unit="none",
             decimals=0,
             colours={},
@@ -180,6 +186,7 @@ def plugin_panels() -> list[model.Panel]:
             "ListAndWatch updates",
             "How often is a new list sent to the kubelet?",
             Query(increase_per_step("scrubber_plugin_listandwatch_updates_total", by=("resource",)), "{{resource}}"),
+            span=6,
             nothing="No list was sent in this range",
         ),
         event_count_panel(
@@ -189,6 +196,14 @@ def plugin_panels() -> list[model.Panel]:
                 increase_per_step("scrubber_plugin_cluster_writes_total", by=("kind", "outcome")),
                 "{{kind}}: {{outcome}}",
             ),
+            span=6,
             nothing="Nothing was written: nothing changed, or the plugin has no credentials",
+        ),
+        event_count_panel(
+            "Health events for NVSentinel",
+            "Do the events of devices reach NVSentinel's platform connector on the node?",
+            Query(increase_per_step("scrubber_plugin_health_events_total", by=("outcome",)), "{{outcome}}"),
+            span=6,
+            nothing="No event was sent: nothing changed, or --nvsentinel-socket is not set",
         ),
     ]

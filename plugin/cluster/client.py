@@ -11,9 +11,10 @@ times :data:`MAX_ANSWER_BYTES` of memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from httpx2 import AsyncByteStream, HTTPError, HTTPStatusError, InvalidURL, Response, Timeout
 from lightkube import AsyncClient
@@ -29,6 +30,7 @@ from lightkube.types import PatchType
 from msgspec import MsgspecError
 from yaml import YAMLError
 
+from plugin.cluster.condition import ConditionFormat
 from plugin.cluster.credentials import Credentials, PodServiceAccount
 from plugin.cluster.errors import (
     ApiBusy,
@@ -40,7 +42,7 @@ from plugin.cluster.errors import (
     ClusterError,
 )
 from plugin.cluster.port import ClusterNode, EventContent
-from plugin.cluster.view import CONDITION_TYPE, ConditionStatus, NodeCondition
+from plugin.cluster.view import ConditionStatus, NodeCondition
 
 __all__ = ["MAX_ANSWER_BYTES", "ApiServerClient"]
 
@@ -50,6 +52,9 @@ FIELD_MANAGER = "scrubber-plugin"
 MAX_ANSWER_BYTES = 2 << 20
 """Limit of a response, in bytes. etcd accepts no object larger than 1.5 MiB, and a node has about ten KiB."""
 
+WATCH_SECONDS = 240
+"""How long one watch of the node lasts, in seconds."""
+
 _T = TypeVar("_T")
 
 
@@ -58,9 +63,18 @@ class ApiServerClient:
 
     Args:
         deadline: seconds for one request, from the first byte to the last.
+        condition: type and polarity of the condition; None: the defaults.
     """
 
-    def __init__(self, credentials: Credentials, node: str, *, deadline: float) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        node: str,
+        *,
+        deadline: float,
+        condition: ConditionFormat | None = None,
+    ) -> None:
+        self._format = condition or ConditionFormat()
         self._credentials = credentials
         self._node = node
         self._deadline = deadline
@@ -73,12 +87,57 @@ class ApiServerClient:
             await client.close()
 
     async def get_node(self) -> ClusterNode:
-        return _cluster_node(await self._request(lambda client: client.get(Node, self._node)))
+        return self._cluster_node(await self._request(lambda client: client.get(Node, self._node)))
+
+    async def watch_labels(self) -> AsyncIterator[Mapping[str, str]]:
+        """Yield the labels of the node, now and after each change, for :data:`WATCH_SECONDS`.
+
+        Nothing else can be requested from this client meanwhile. The end, and a new start, bounds the time for which a
+        connection that broke without notice goes undetected.
+
+        Raises:
+            ClusterError: as for every request; also when the response grows beyond :data:`MAX_ANSWER_BYTES`.
+        """
+        known: Mapping[str, str] | None = None
+        async with self._lock, aclosing(self._watch_node()) as nodes:
+            async for node in nodes:
+                labels = (node.metadata.labels if node.metadata is not None else None) or {}
+                if labels != known:
+                    known = labels
+                    yield labels
+
+    async def _watch_node(self) -> AsyncGenerator[NodeModel, None]:
+        try:
+            async with asyncio.timeout(self._deadline):
+                if self._client is None:
+                    self._client = await asyncio.to_thread(_connected, self._credentials, self._deadline)
+            watch = self._client.watch(Node, fields={"metadata.name": self._node}, server_timeout=WATCH_SECONDS)
+            ends = asyncio.get_running_loop().time() + WATCH_SECONDS
+            # Declared as an iterable by the library, and a generator; closing it closes the connection.
+            async with aclosing(cast("AsyncGenerator[tuple[str, NodeModel], None]", watch)) as changes:
+                while True:
+                    try:
+                        async with asyncio.timeout_at(ends):
+                            _, node = await anext(changes)
+                    except TimeoutError:
+                        return
+                    yield node
+        except ClusterError:
+            raise
+        except TimeoutError:
+            await self.close()
+            raise ApiUnavailable(f"The API server did not respond within {self._deadline:g} s.") from None
+        except _LIBRARY_ERRORS as error:
+            refusal, _ = _cluster_error(error)
+            await self.close()
+            if isinstance(refusal, ApiForbidden):  # the body, which names the verb, is not read
+                raise ApiForbidden(f"{refusal} The plugin's role must allow it to get and watch nodes.") from error
+            raise refusal from error
 
     async def patch_condition(self, condition: NodeCondition, *, since: datetime, now: datetime) -> ClusterNode:
         entry = {
-            "type": CONDITION_TYPE,
-            "status": condition.status.value,
+            "type": self._format.type,
+            "status": self._format.translate(condition.status).value,
             "reason": condition.reason,
             "message": condition.message,
             "lastTransitionTime": _time(since),
@@ -86,10 +145,15 @@ class ApiServerClient:
         }
         # The strategic merge key is the condition's type, so the conditions of other writers stay unchanged.
         patch = {"status": {"conditions": [entry]}}
-        return _cluster_node(await self._request(lambda client: client.patch(NodeStatus, self._node, patch)))
+        return self._cluster_node(await self._request(lambda client: client.patch(NodeStatus, self._node, patch)))
 
     async def patch_labels(self, labels: Mapping[str, str]) -> None:
         patch = {"metadata": {"labels": dict(labels)}}
+        await self._request(lambda client: client.patch(Node, self._node, patch))
+
+    async def replace_taints(self, taints: Sequence[Mapping[str, Any]], resource_version: str) -> None:
+        # Taints have no merge key: the patch replaces the whole list, so it must not overwrite another client's change.
+        patch = {"metadata": {"resourceVersion": resource_version}, "spec": {"taints": [dict(each) for each in taints]}}
         await self._request(lambda client: client.patch(Node, self._node, patch))
 
     async def create_event(self, event: EventContent, now: datetime) -> None:
@@ -134,6 +198,17 @@ class ApiServerClient:
         answer = await self._request(lambda client: client.create(wish, name=pod, namespace=namespace))
         if answer.status == "Failure":
             raise ApiBusy(f"The API server did not evict the pod: {answer.message or 'it gave no reason.'}")
+
+    def _cluster_node(self, node: NodeModel) -> ClusterNode:
+        conditions = (node.status.conditions if node.status is not None else None) or []
+        labels = (node.metadata.labels if node.metadata is not None else None) or {}
+        version = (node.metadata.resourceVersion if node.metadata is not None else None) or ""
+        taints = tuple(each.to_dict() for each in (node.spec.taints if node.spec is not None else None) or [])
+        for each in conditions:
+            if each.type == self._format.type and each.status in set(ConditionStatus):
+                status = self._format.translate(ConditionStatus(each.status))
+                return ClusterNode(status, each.lastTransitionTime, labels, taints, version)
+        return ClusterNode(None, None, labels, taints, version)
 
     # -- translation of the library's errors
     # ----------------------------------------------------------------------------
@@ -269,15 +344,6 @@ def _config(credentials: Credentials) -> SingleConfig:
             f"{credentials} gets its token from a program, which is not supported; use a token file or a client certificate."
         )
     return config
-
-
-def _cluster_node(node: NodeModel) -> ClusterNode:
-    conditions = (node.status.conditions if node.status is not None else None) or []
-    labels = (node.metadata.labels if node.metadata is not None else None) or {}
-    for each in conditions:
-        if each.type == CONDITION_TYPE and each.status in set(ConditionStatus):
-            return ClusterNode(ConditionStatus(each.status), each.lastTransitionTime, labels)
-    return ClusterNode(None, None, labels)
 
 
 def _time(moment: datetime) -> str:

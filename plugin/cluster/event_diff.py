@@ -184,7 +184,7 @@ class EventDiff:
 
     def _device_event(self, key: _Key, subject: _Subject, device: ClusterDevice | None) -> PendingEvent | None:
         reason = GONE_REASON if device is None else REASONS[device.status]
-        if reason == subject.reported:
+        if reason == subject.reported or (device is not None and device.yielded):
             return None
         if device is None:
             message = f"Device {key[0]} is no longer on this node."

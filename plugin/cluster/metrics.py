@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from plugin.cluster.errors import ApiConflict, ApiNotFound, ClusterError
 from plugin.cluster.port import ClosableClusterApi, ClusterNode, EventContent
@@ -36,6 +36,9 @@ class MeteredClusterApi:
 
     async def patch_labels(self, labels: Mapping[str, str]) -> None:
         await self._count_write("label", self._cluster.patch_labels(labels))
+
+    async def replace_taints(self, taints: Sequence[Mapping[str, Any]], resource_version: str) -> None:
+        await self._count_write("taint", self._cluster.replace_taints(taints, resource_version), ApiConflict)
 
     async def create_event(self, event: EventContent, now: datetime) -> None:
         await self._count_write("event", self._cluster.create_event(event, now), ApiConflict)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from plugin.cluster.view import ConditionStatus, NodeCondition
 
-__all__ = ["ClosableClusterApi", "ClusterApi", "ClusterNode", "EventContent", "EventTarget"]
+__all__ = ["ClosableClusterApi", "ClusterApi", "ClusterNode", "EventContent", "EventTarget", "TaintApi"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,15 @@ class ClusterNode:
         status: status of our condition; None when the node has none.
         transition_time: last transition time of that condition.
         labels: all labels of the node.
+        taints: all taints of the node, as the API writes them.
+        resource_version: the version of the object, for a change of what other clients change too.
     """
 
     status: ConditionStatus | None
     transition_time: datetime | None
     labels: Mapping[str, str]
+    taints: tuple[Mapping[str, Any], ...] = ()
+    resource_version: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,21 @@ class EventContent:
     is_warning: bool
 
 
-class ClusterApi(Protocol):
+class TaintApi(Protocol):
+    """The requests about a node's taints; both raise the errors of :mod:`plugin.cluster.errors`."""
+
+    async def get_node(self) -> ClusterNode: ...
+
+    async def replace_taints(self, taints: Sequence[Mapping[str, Any]], resource_version: str) -> None:
+        """Replace all taints; :class:`plugin.cluster.errors.ApiConflict` if the node has another version by now."""
+        ...
+
+
+class ClusterApi(TaintApi, Protocol):
     """The requests of the writers.
 
     All raise the errors of :mod:`plugin.cluster.errors`; times are timezone-aware, in UTC.
     """
-
-    async def get_node(self) -> ClusterNode: ...
 
     async def patch_condition(self, condition: NodeCondition, *, since: datetime, now: datetime) -> ClusterNode: ...
 

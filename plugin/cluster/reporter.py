@@ -17,6 +17,7 @@ from plugin.cluster.errors import ApiForbidden, ClusterError
 from plugin.cluster.event_diff import EventDiff, EventDiffTimes
 from plugin.cluster.metrics import MeteredClusterApi
 from plugin.cluster.port import ClosableClusterApi, ClusterNode
+from plugin.cluster.taint import NodeTaint
 from plugin.cluster.view import ClusterView, view_after
 from plugin.cluster.writers import (
     ClusterWriter,
@@ -24,6 +25,7 @@ from plugin.cluster.writers import (
     EventsWriter,
     EvictionWriter,
     LabelsWriter,
+    TaintWriter,
     WriterTimes,
 )
 from plugin.instance_lock import WriterLock
@@ -104,8 +106,11 @@ class ClusterReporter:
     Args:
         connect: creates the cluster's client; called in a thread, because that loads its library.
         lock: decides which instance of the plugin writes.
-        uses_envvar: as in :func:`plugin.service_client.advertised_devices`.
+        taint: put on the node while none of its GPUs is in service; None: no taint is written or removed.
         clock: monotonic seconds; ``wall_clock``: seconds since the epoch; ``jitter``: random, in [0, 1).
+
+    Attributes:
+        uses_envvar: as in :func:`plugin.service_client.advertised_devices`.
     """
 
     def __init__(
@@ -119,6 +124,7 @@ class ClusterReporter:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         jitter: Callable[[], float],
+        taint: NodeTaint | None = None,
         uses_envvar: bool = False,
         observer: ClusterObserver | None = None,
     ) -> None:
@@ -132,7 +138,8 @@ class ClusterReporter:
         self._clock = clock
         self._wall_clock = wall_clock
         self._jitter = jitter
-        self._uses_envvar = uses_envvar
+        self._taint = taint
+        self.uses_envvar = uses_envvar
         self._snapshot: pb.Snapshot | None = None
         self._snapshot_arrived = asyncio.Event()
         self._view: ClusterView | None = None
@@ -204,16 +211,20 @@ class ClusterReporter:
             self._cluster = MeteredClusterApi(await asyncio.to_thread(self._connect), self._observer)
         cluster, times, wall = self._cluster, self._times, self._wall_clock
         labels = LabelsWriter(cluster, times=times.writers)
+        taints = [] if self._taint is None else [TaintWriter(cluster, self._taint, times=times.writers)]
 
         def node_seen(node: ClusterNode) -> None:
             labels.on_node(node)
+            for each in taints:
+                each.on_node(node)
             self._wake_writers()
 
         self._condition = ConditionWriter(
             cluster, times=times.writers, wall=wall, jitter=self._jitter, on_node=node_seen
         )
         events = EventsWriter(cluster, EventDiff(self._node, times.events), wall=wall, log=self._log)
-        self._writers = (self._condition, labels, events, EvictionWriter(cluster, times=times.writers, log=self._log))
+        evictions = EvictionWriter(cluster, times=times.writers, log=self._log)
+        self._writers = (self._condition, labels, *taints, events, evictions)
         for duty in self._writers:
             if self._view is not None:
                 duty.update(self._view)
@@ -235,7 +246,7 @@ class ClusterReporter:
             self._update_view(
                 before.without_service()
                 if snapshot is None
-                else view_after(snapshot, before, uses_envvar=self._uses_envvar)
+                else view_after(snapshot, before, uses_envvar=self.uses_envvar)
             )
 
     async def _run_writer(self, writer: ClusterWriter) -> NoReturn:

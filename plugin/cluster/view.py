@@ -16,7 +16,6 @@ from plugin.service_client import advertised_devices
 from scrubber.api import scrubber_pb2 as pb
 
 __all__ = [
-    "CONDITION_TYPE",
     "LABEL_PREFIX",
     "PLUGIN_STOPPED_CONDITION",
     "QUARANTINED_LABEL",
@@ -29,13 +28,6 @@ __all__ = [
     "OwnerNotice",
     "view_after",
 ]
-
-CONDITION_TYPE = "GpusInService"
-"""Type of the node's condition.
-
-It does not depend on clean and dirty, which change with every pod: each change is a write of the whole node to etcd,
-and so is each change of a label. The labels count clean and dirty devices, and are updated slowly.
-"""
 
 LABEL_PREFIX = "scrubber.dev/gpus."
 QUARANTINED_LABEL = f"{LABEL_PREFIX}quarantined"
@@ -51,6 +43,9 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """A valid name of a namespace or a pod. Both become parts of a URL, so nothing else is accepted."""
 
 
+_YIELDED = "The node is yielded: others work with its GPU driver, and no GPU is handed over until that has ended."
+
+
 class ConditionStatus(StrEnum):
     """Status values of a condition, as the API spells them."""
 
@@ -61,7 +56,11 @@ class ConditionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeCondition:
-    """The condition :data:`CONDITION_TYPE`, without its times."""
+    """The node's condition, without its times. Status ``True``: every GPU is in service.
+
+    It does not depend on clean and dirty, which change with every pod: each change is a write of the whole node to etcd,
+    and so is each change of a label. The labels count clean and dirty devices, and are updated slowly.
+    """
 
     status: ConditionStatus
     reason: str
@@ -84,13 +83,19 @@ class DeviceServiceStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterDevice:
-    """One device. ``message`` explains why it is not simply in service; empty when it is."""
+    """One device.
+
+    Attributes:
+        message: why it is not simply in service; empty when it is.
+        yielded: the node is yielded, and the device would be in service otherwise: no event is due because of that.
+    """
 
     id: str
     status: DeviceServiceStatus
     certified: bool
     state: str
     message: str = ""
+    yielded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +132,13 @@ class ClusterView:
             for.
         devices: as of the last report of such a service.
         notices: notices for pods; none while the service is away.
+        yielded: the node is yielded: every device is withheld, and those that the service does not list need not be gone.
     """
 
     service_ready: bool = False
     devices: tuple[ClusterDevice, ...] = ()
     notices: tuple[OwnerNotice, ...] = ()
+    yielded: bool = False
 
     def without_service(self) -> ClusterView:
         """Return the view of the same node without a service: no device is clean, and there are no notices for pods."""
@@ -141,6 +148,8 @@ class ClusterView:
     def condition(self) -> NodeCondition:
         if not self.service_ready:
             return SERVICE_AWAY_CONDITION
+        if not self.devices and self.yielded:
+            return NodeCondition(ConditionStatus.UNKNOWN, "NoGpus", _YIELDED)
         if not self.devices:
             return NodeCondition(ConditionStatus.UNKNOWN, "NoGpus", "The scrub service found no GPU on this node.")
         out = [
@@ -154,11 +163,27 @@ class ClusterView:
             words.append(f"Out of service: {_listed(out)}.")
         if loose:
             words.append(f"Advertised despite their state: {_listed(loose)}.")
+        if self.yielded:
+            words.append(_YIELDED)
         message = " ".join(words)
         if not out:
             return NodeCondition(ConditionStatus.TRUE, "SomeUnverified" if loose else "AllInService", message)
         reason = "NoneInService" if len(out) == len(self.devices) else "SomeOutOfService"
         return NodeCondition(ConditionStatus.FALSE, reason, message)
+
+    @property
+    def none_in_service(self) -> bool | None:
+        """Whether no GPU is in service; None while that is unknown, and where there is no GPU.
+
+        Not on a yielded node: pods of the component that works with the driver must be able to start there.
+        """
+        if self.service_ready and self.yielded:
+            return False
+        if not self.service_ready or not self.devices:
+            return None
+        return all(
+            each.status in (DeviceServiceStatus.OUT_OF_SERVICE, DeviceServiceStatus.CONDEMNED) for each in self.devices
+        )
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -194,11 +219,26 @@ def view_after(snapshot: pb.Snapshot, before: ClusterView, *, uses_envvar: bool 
         for each in advertised_devices(snapshot, uses_envvar=uses_envvar)
         if each.verdict is not ServiceVerdict.ADVERTISED
     }
-    devices = tuple(_cluster_device(each, refusals.get(each.id)) for each in snapshot.devices)
-    return ClusterView(service_ready=True, devices=devices, notices=tuple(_notices(snapshot.notices)))
+    yielded = bool(snapshot.yielded)
+    devices = [_cluster_device(each, refusals.get(each.id), yielded=yielded) for each in snapshot.devices]
+    if yielded:  # a service that was started on a yielded node lists no device
+        listed = {each.id for each in devices}
+        devices += [_as_yielded(each) for each in before.devices if each.id not in listed]
+    return ClusterView(
+        service_ready=True, devices=tuple(devices), notices=tuple(_notices(snapshot.notices)), yielded=yielded
+    )
 
 
-def _cluster_device(device: pb.SnapshotDevice, refusal: str | None) -> ClusterDevice:
+def _as_yielded(device: ClusterDevice) -> ClusterDevice:
+    if device.status in (DeviceServiceStatus.OUT_OF_SERVICE, DeviceServiceStatus.CONDEMNED):
+        return device
+    state = device.state if device.state in _OUT_OF_SERVICE_STATES else "withheld"
+    return ClusterDevice(device.id, DeviceServiceStatus.OUT_OF_SERVICE, False, state, _YIELDED, yielded=True)
+
+
+def _cluster_device(device: pb.SnapshotDevice, refusal: str | None, *, yielded: bool) -> ClusterDevice:
+    if refusal is not None and yielded and device.state not in _OUT_OF_SERVICE_STATES:
+        return ClusterDevice(device.id, DeviceServiceStatus.OUT_OF_SERVICE, False, "withheld", refusal, yielded=True)
     if refusal is not None:
         status = DeviceServiceStatus.CONDEMNED if device.state == "condemned" else DeviceServiceStatus.OUT_OF_SERVICE
         state = device.state if device.state in _OUT_OF_SERVICE_STATES else "withheld"

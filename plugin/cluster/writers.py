@@ -16,7 +16,8 @@ from typing import Protocol
 
 from plugin.cluster.errors import ApiBusy, ApiConflict, ApiForbidden, ApiInvalidRequest, ApiNotFound
 from plugin.cluster.event_diff import EventDiff
-from plugin.cluster.port import ClusterApi, ClusterNode
+from plugin.cluster.port import ClusterApi, ClusterNode, TaintApi
+from plugin.cluster.taint import NodeTaint
 from plugin.cluster.view import (
     PLUGIN_STOPPED_CONDITION,
     QUARANTINED_LABEL,
@@ -27,7 +28,15 @@ from plugin.cluster.view import (
 )
 from plugin.logs import Logger
 
-__all__ = ["ClusterWriter", "ConditionWriter", "EventsWriter", "EvictionWriter", "LabelsWriter", "WriterTimes"]
+__all__ = [
+    "ClusterWriter",
+    "ConditionWriter",
+    "EventsWriter",
+    "EvictionWriter",
+    "LabelsWriter",
+    "TaintWriter",
+    "WriterTimes",
+]
 
 
 class ClusterWriter(Protocol):
@@ -53,8 +62,8 @@ class WriterTimes:
     """Times of the writers, in seconds.
 
     Attributes:
-        spacing: between two writes of the condition, and between two of the labels when the count of quarantined
-            differs.
+        spacing: between two writes of the condition or of the taint, and between two of the labels when the count of
+            quarantined differs.
         labels: between two writes of the labels when only clean and dirty differ, which change with every pod.
         heartbeat: after which the condition is written again although nothing has changed.
         confirm: the same for the first write of this plugin: a last write of an earlier instance, which gave up waiting
@@ -179,6 +188,51 @@ class LabelsWriter:
         desired = self._desired
         await self._cluster.patch_labels(desired)
         self._observed, self._written_at = desired, now
+
+
+class TaintWriter:
+    """The node's taint: present while no GPU is in service; nothing is changed while that is unknown.
+
+    A yielded node has none: with it, the pods that the work with the driver waits for might not be placed.
+
+    Its presence is read from each response about the node, so a taint that another client removed is restored.
+    """
+
+    name = "taint"
+
+    def __init__(self, cluster: TaintApi, taint: NodeTaint, *, times: WriterTimes) -> None:
+        self._cluster = cluster
+        self._taint = taint
+        self._times = times
+        self._desired: bool | None = None
+        self._present: bool | None = None
+        """Whether the node has the taint; None when that is unknown."""
+        self._next_write_at = 0.0
+
+    def update(self, view: ClusterView) -> None:
+        self._desired = view.none_in_service
+
+    def on_node(self, node: ClusterNode) -> None:
+        """Store whether the node has the taint."""
+        self._present = any(map(self._taint.matches, node.taints))
+
+    def seconds_until_due(self, now: float) -> float | None:
+        if self._desired is None or self._desired == self._present:
+            return None
+        return self._next_write_at - now
+
+    async def write(self, now: float) -> None:
+        desired, self._present = self._desired, None  # unknown until the response arrives
+        node = await self._cluster.get_node()
+        self.on_node(node)
+        if desired is None or desired == self._present:
+            return
+        self._present = None
+        others = [each for each in node.taints if not self._taint.matches(each)]
+        await self._cluster.replace_taints(
+            [*others, self._taint.to_api()] if desired else others, node.resource_version
+        )
+        self._present, self._next_write_at = desired, now + self._times.spacing
 
 
 class EventsWriter:

@@ -31,6 +31,10 @@ class ServiceVerdict(StrEnum):
     ADVERTISED = "advertised"
     WITHHELD = "withheld"
     """Quarantined, or gone from the node; the device's ``refusal`` explains it."""
+    HELD = "held"
+    """In service, but not to be handed over for now: a process without a grant holds it, or the node is yielded. It is
+    unhealthy, so that the kubelet assigns it to no further pod; an allocation that is already on its way is accepted,
+    because a refusal would fail its pod for good."""
     UNKNOWN = "unknown"
     """No service was ready since this plugin saw the device first."""
 
@@ -77,16 +81,19 @@ class AdvertisedDevice:
 
     def as_withheld(self, refusal: str) -> AdvertisedDevice:
         """Return the device, out of service for the reason in ``refusal``; an earlier reason is kept."""
+        return self._out_of_service(ServiceVerdict.WITHHELD, refusal)
+
+    def as_held(self, refusal: str) -> AdvertisedDevice:
+        """Return the device, not to be handed over for now for the reason in ``refusal``; one out of service stays so."""
+        return self._out_of_service(ServiceVerdict.HELD, refusal)
+
+    def _out_of_service(self, verdict: ServiceVerdict, refusal: str) -> AdvertisedDevice:
         if self.verdict is ServiceVerdict.WITHHELD:
             return self
-        return replace(
-            self,
-            verdict=ServiceVerdict.WITHHELD,
-            healthy=False,
-            certified=False,
-            scrubbing=False,
-            refusal=refusal,
-        )
+        return replace(self, verdict=verdict, healthy=False, certified=False, scrubbing=False, refusal=refusal)
+
+
+YIELDED = "The node's GPU driver is being serviced, so no device is handed over until that has ended."
 
 
 def index_sort_key(device: AdvertisedDevice) -> tuple[list[tuple[int, str]], str]:
@@ -112,19 +119,29 @@ class Availability:
     not_ready_since: float | None = -math.inf
 
     def on_snapshot(
-        self, devices: Iterable[AdvertisedDevice], *, epoch: str, version: int, ready: bool, now: float
+        self,
+        devices: Iterable[AdvertisedDevice],
+        *,
+        epoch: str,
+        version: int,
+        ready: bool,
+        now: float,
+        yielded: bool = False,
     ) -> Availability:
         """Return the state after a snapshot. A snapshot older than the known one changes nothing.
 
         Args:
             devices: with the verdict of this snapshot, which counts only if its service is ``ready``.
             epoch, version: versions grow within one epoch; an epoch is one run of the service.
+            yielded: the node is yielded: the service does not look at devices, so that a missing one need not be gone.
         """
         if epoch == self.epoch and version < self.version:
             return self
         seen = {device.id: device for device in devices}
         before = {device.id: device for device in self.all_devices}
-        if ready:
+        if yielded:
+            missing = {id_: device.as_held(YIELDED) for id_, device in before.items() if id_ not in seen}
+        elif ready:
             missing = {id_: _as_missing(device) for id_, device in before.items() if id_ not in seen}
         else:
             seen = {id_: _with_verdict_of(device, before.get(id_)) for id_, device in seen.items()}

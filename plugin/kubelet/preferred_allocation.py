@@ -51,7 +51,7 @@ def preferred_devices(
 def _readiness(device: AdvertisedDevice | None) -> int:
     if device is None or device.verdict is ServiceVerdict.UNKNOWN:
         return 1
-    if device.verdict is ServiceVerdict.WITHHELD:
+    if device.verdict in (ServiceVerdict.WITHHELD, ServiceVerdict.HELD):
         return 0
     return 3 if device.certified else 2 if device.scrubbing else 1
 

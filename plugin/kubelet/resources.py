@@ -71,6 +71,7 @@ class ResourceLayout:
     Attributes:
         resource: the name for whole devices; empty: depends on the kind of device.
         sharing: which of them are advertised as shares.
+        injection_error: why no container would get an NVIDIA GPU; empty when one would.
         listed_resources: id → resources under which the device was ever listed, by their unshared names. An instance
             may return under its old id with another profile.
     """
@@ -78,12 +79,15 @@ class ResourceLayout:
     mig: MigStrategy = MigStrategy.NONE
     resource: str = ""
     sharing: TimeSlicing = field(default_factory=TimeSlicing)
+    injection_error: str = ""
     listed_resources: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def assign_resources(self, devices: Iterable[AdvertisedDevice]) -> tuple[ResourceLayout, AdvertisedLists]:
         """Map ``devices`` to lists; return them with a layout that remembers each device's resource."""
         devices = tuple(devices)
-        error = self._single_strategy_error(devices) if self.mig is MigStrategy.SINGLE else ""
+        error = self.injection_error if any(device.is_nvidia for device in devices) else ""
+        if not error and self.mig is MigStrategy.SINGLE:
+            error = self._single_strategy_error(devices)
         judged = tuple(device.as_withheld(error) if error and device.is_nvidia else device for device in devices)
         listed = dict(self.listed_resources)
         lists: dict[str, list[AdvertisedDevice]] = {}
@@ -175,6 +179,7 @@ class AdvertisedResources(AdvertisedDevices):
 
     Args:
         publish_mapping: called with every list before the list is visible.
+        injection_unknown: why it is unknown whether a container gets an NVIDIA GPU; logged if there is one.
 
     Attributes:
         lists: resource → its list; a list is never removed.
@@ -188,6 +193,7 @@ class AdvertisedResources(AdvertisedDevices):
         log: Logger,
         publish: PublishDevices = _nothing_to_publish,
         publish_mapping: PublishMapping = discard_mapping,
+        injection_unknown: str = "",
     ) -> None:
         super().__init__()
         self.lists: dict[str, AdvertisedDevices] = {}
@@ -196,8 +202,13 @@ class AdvertisedResources(AdvertisedDevices):
         self._log = log
         self._publish = publish
         self._publish_mapping = publish_mapping
+        self._injection_unknown = injection_unknown
         self._update_lock = asyncio.Lock()
         self._warnings: tuple[str, ...] = ()
+
+    def error_for(self, devices: Iterable[AdvertisedDevice]) -> str:
+        """Return why these devices could not be advertised as configured; empty when they could."""
+        return self._layout.assign_resources(devices)[1].error
 
     async def update(self, devices: tuple[AdvertisedDevice, ...], epoch: str) -> None:
         async with self._update_lock:  # publishing takes a while, and updates must become visible in order
@@ -225,6 +236,9 @@ class AdvertisedResources(AdvertisedDevices):
             await self.notify()
 
     def _log_changes(self, arrangement: AdvertisedLists) -> None:
+        if self._injection_unknown and any(device.is_nvidia for device in arrangement.devices):
+            self._log.warning("injection.unchecked", message=self._injection_unknown)
+            self._injection_unknown = ""
         if arrangement.error and arrangement.error != self.error:
             self._log.error("node.not-advertised", message=arrangement.error)
         elif self.error and not arrangement.error:

@@ -123,7 +123,7 @@ def choose_shares(
 
     def rank(device: str) -> tuple[bool, int, int, int, tuple[list[tuple[int, str]], str]]:
         one = devices.get(free[device][-1])
-        out = one is not None and one.verdict is ServiceVerdict.WITHHELD
+        out = one is not None and one.verdict in (ServiceVerdict.WITHHELD, ServiceVerdict.HELD)
         place = index_sort_key(one) if one is not None else ([], device)
         return (out, towards * given[device], mine[device], -readiness(one), place)
 

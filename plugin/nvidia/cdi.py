@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from plugin.kubelet.devices import AdvertisedDevice
 from plugin.logs import Logger
 from plugin.nvidia.driver_files import CdiHook, DriverFiles, DriverRoot, find_driver_files, is_unchanged
 from plugin.nvidia.injection import CDI_KIND, NvidiaInjection
+from plugin.nvidia.toolkit_spec import ToolkitSpec
 from scrubber.domain.device import AccessKind
 from scrubber.domain.errors import InvalidConfiguration
 
@@ -34,6 +35,8 @@ CONTROL_NODES = frozenset(f"/dev/{name}" for name in ("nvidiactl", "nvidia-modes
 """Nodes that belong to the driver and not to one GPU."""
 
 MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "bind")
+SOCKET_OPTIONS = ("nosuid", "nodev", "noexec", "bind")
+"""Not read-only, which would not prevent a connection."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
@@ -47,13 +50,20 @@ def specification(
     root: DriverRoot,
     hook: CdiHook | None,
     injection: NvidiaInjection,
+    *,
+    disabled_hooks: Collection[str] = (),
+    sockets: bool = True,
 ) -> ContainerEdits:
     """Return the whole file as JSON values.
 
     Args:
         gpus: at least one; a specification without devices is invalid.
         hook: None: the links beside the libraries become mounts, because no program creates them in the container.
+        disabled_hooks: commands of the hook that are not used; ``all``: as without a hook.
+        sockets: whether the containers get sockets of the driver's daemons.
     """
+    if "all" in disabled_hooks:
+        hook = None
     devices: dict[str, ContainerEdits] = {}
     shared: dict[str, ContainerEdits] = {}
     for gpu in gpus:
@@ -65,7 +75,7 @@ def specification(
         "cdiVersion": CDI_VERSION,
         "kind": CDI_KIND,
         "devices": [{"name": name, "containerEdits": edits} for name, edits in sorted(devices.items())],
-        "containerEdits": _driver_edits(files, root, hook)
+        "containerEdits": _driver_edits(files, root, hook, disabled_hooks, sockets=sockets)
         | ({"deviceNodes": [node for _, node in sorted(shared.items())]} if shared else {}),
     }
 
@@ -80,26 +90,39 @@ def _device_nodes(gpu: AdvertisedDevice, injection: NvidiaInjection) -> dict[str
     return nodes
 
 
-def _driver_edits(files: DriverFiles, root: DriverRoot, hook: CdiHook | None) -> ContainerEdits:
+def _driver_edits(
+    files: DriverFiles, root: DriverRoot, hook: CdiHook | None, disabled_hooks: Collection[str], *, sockets: bool
+) -> ContainerEdits:
     mounted = {path: path for path in (*files.libraries, *files.programs)}
+    mounted |= {each.container_path: each.path for each in files.data}
+    commands: dict[str, list[str]] = {
+        "create-symlinks": [word for link in files.links for word in ("--link", f"{link.target}::{link.path}")],
+        "update-ldcache": [word for directory in files.directories for word in ("--folder", directory)],
+    }
+    used = [] if hook is None else [each for each in commands if commands[each] and each not in disabled_hooks]
+    if "create-symlinks" not in used:
+        mounted |= {link.path: link.file for link in files.links}
     edits: ContainerEdits = {
         # The image may set "all": if NVIDIA's runtime is the default one, it would add every GPU of the node.
         "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+        "mounts": [
+            {"hostPath": root.host_path(file), "containerPath": path, "options": list(MOUNT_OPTIONS)}
+            for path, file in sorted(mounted.items())
+        ],
     }
-    if hook is None:
-        mounted |= {link.path: link.file for link in files.links}
-    else:
-        links = [word for link in files.links for word in ("--link", f"{link.target}::{link.path}")]
-        folders = [word for directory in files.directories for word in ("--folder", directory)]
-        made = [hook.arguments("create-symlinks", *links)] if links else []
-        edits["hooks"] = [
-            {"hookName": "createContainer", "path": hook.path, "args": arguments}
-            for arguments in (*made, hook.arguments("update-ldcache", *folders))
-        ]
-    edits["mounts"] = [
-        {"hostPath": root.host_path(file), "containerPath": path, "options": list(MOUNT_OPTIONS)}
-        for path, file in sorted(mounted.items())
+    edits["mounts"] += [
+        {
+            "hostPath": root.host_path(each.path),
+            "containerPath": each.container_path,
+            "options": list(SOCKET_OPTIONS),
+        }
+        for each in (files.sockets if sockets else ())
     ]
+    if hook is not None and used:
+        edits["hooks"] = [
+            {"hookName": "createContainer", "path": hook.path, "args": hook.arguments(each, *commands[each])}
+            for each in used
+        ]
     return edits
 
 
@@ -133,15 +156,27 @@ class CdiPublisher:
     Args:
         directory: where runtimes look for specifications.
         hook: None: this host has none.
+        disabled_hooks, sockets: as in :func:`specification`.
     """
 
     def __init__(
-        self, directory: Path, *, root: DriverRoot, hook: CdiHook | None, injection: NvidiaInjection, log: Logger
+        self,
+        directory: Path,
+        *,
+        root: DriverRoot,
+        hook: CdiHook | None,
+        injection: NvidiaInjection,
+        log: Logger,
+        disabled_hooks: Collection[str] = (),
+        sockets: bool = True,
     ) -> None:
         self._path = directory / SPEC_FILE_NAME
         self._root = root
         self._hook = hook
         self._injection = injection
+        self._disabled_hooks = disabled_hooks
+        self._sockets = sockets
+        self._toolkit = ToolkitSpec(directory, root=root, disabled_hooks=disabled_hooks, sockets=sockets, log=log)
         self._log = log
         self._files: tuple[str, DriverFiles] | None = None
         self._last_error = ""
@@ -163,7 +198,7 @@ class CdiPublisher:
                 f"Cannot write a CDI specification to {directory}: {error.strerror}. Make it writable for the "
                 "plugin, set another directory with --cdi-dir, or use a --device-list-strategy without CDI."
             ) from error
-        if self._hook is None:
+        if self._hook is None and "all" not in self._disabled_hooks:
             self._log.warning(
                 "cdi.hook-missing",
                 message="Neither nvidia-cdi-hook nor nvidia-ctk was found: containers get the driver's libraries by name, "
@@ -187,11 +222,20 @@ class CdiPublisher:
             return unusable
         try:
             files = self._driver_files(epoch)
-            spec = specification(usable, files, self._root, self._hook, self._injection)
+            spec = specification(
+                usable,
+                files,
+                self._root,
+                self._hook,
+                self._injection,
+                disabled_hooks=self._disabled_hooks,
+                sockets=self._sockets,
+            )
+            source = _take_common_edits(spec, self._toolkit.common_edits(files))
         except (OSError, InvalidConfiguration) as error:
             return unusable | self._failures(usable, error)
         try:
-            self._write(json.dumps(spec, indent=2, sort_keys=True).encode() + b"\n", len(usable), files.version)
+            self._write(json.dumps(spec, indent=2, sort_keys=True).encode() + b"\n", len(usable), files.version, source)
         except OSError as error:
             given = self._devices_in_file(spec)
             return unusable | self._failures([gpu for gpu in usable if gpu.id not in given], error)
@@ -225,14 +269,28 @@ class CdiPublisher:
         except (OSError, ValueError, LookupError, TypeError):  # missing, or not written by this plugin
             return frozenset()
 
-    def _write(self, content: bytes, devices: int, driver: str) -> None:
+    def _write(self, content: bytes, devices: int, driver: str, source: str) -> None:
         try:
             if self._path.read_bytes() == content:
                 return
         except FileNotFoundError:
             pass
         replace_file(self._path.parent, self._path.name, content)
-        self._log.info("cdi.written", path=str(self._path), devices=devices, driver=driver)
+        self._log.info("cdi.written", path=str(self._path), devices=devices, driver=driver, source=source)
+
+
+def _take_common_edits(spec: ContainerEdits, found: tuple[str, ContainerEdits] | None) -> str:
+    """Replace what is common to all devices of ``spec`` by NVIDIA's, if there is any; return who made it.
+
+    The device nodes stay.
+    """
+    if found is None:
+        return "plugin"
+    version, edits = found
+    nodes = spec["containerEdits"].get("deviceNodes", [])
+    spec["cdiVersion"] = max(spec["cdiVersion"], version, key=lambda each: tuple(map(int, each.split("."))))
+    spec["containerEdits"] = edits | ({"deviceNodes": nodes} if nodes else {})
+    return "toolkit"
 
 
 def _unusable_reason(gpu: AdvertisedDevice) -> str:

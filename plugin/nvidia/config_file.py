@@ -1,6 +1,7 @@
 """Reads NVIDIA's configuration file value by value; every error names its line.
 
-Invariant: what is not understood is refused, never ignored.
+Invariant: a key that is not known is refused in the section ``sharing``, where ignoring it would change what pods get,
+and is reported elsewhere: NVIDIA's plugin ignores unknown keys, and its other programs read the same file.
 
 Of the section ``sharing``, which lists the resources that are advertised as shares, time slicing is supported. MPS is
 refused: a separate daemon would have to serve the clients, and a device that it serves is not cleared while they run.
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 from plugin.kubelet.registration import resource_name_error
 from plugin.kubelet.resources import NVIDIA_RESOURCE
-from plugin.kubelet.shares import MAX_SHARES, SharePreference, TimeSlicing
+from plugin.kubelet.shares import MAX_SHARES, TimeSlicing
 from scrubber.config.yaml_document import Location, Value, YamlDocument
 from scrubber.domain.errors import InvalidConfiguration
 
@@ -34,25 +35,39 @@ class ConfigFile:
 
     Args:
         name: name of the file in error messages.
+
+    Attributes:
+        ignored: where each unknown key is, as ``LINE: KEY``.
     """
 
     def __init__(self, name: str, document: YamlDocument) -> None:
         self._name = name
         self._document = document
+        self.ignored: list[str] = []
 
     @property
     def root(self) -> Value:
         return self._document.value
 
-    def section(self, at: Location, value: Value, known: Collection[str]) -> Mapping[str, Value]:
-        """Return the mapping at ``at``, empty when it is missing; refuse keys that are not in ``known``."""
+    def section(
+        self, at: Location, value: Value, known: Collection[str], *, strict: bool = False
+    ) -> Mapping[str, Value]:
+        """Return the mapping at ``at``, empty when it is missing.
+
+        Args:
+            known: its keys; another one is refused if ``strict``, otherwise added to :attr:`ignored`.
+        """
         if value is None:
             return {}
         if not isinstance(value, dict):
             raise self.configuration_error(at, "must be a mapping of keys to values")
         for key in value:
-            if key not in known:
-                raise self.configuration_error((*at, key), f"is not a known key; known are {', '.join(sorted(known))}")
+            if key in known:
+                continue
+            where = (*at, key)
+            if strict:
+                raise self.configuration_error(where, f"is not a known key; known are {', '.join(sorted(known))}")
+            self.ignored.append(f"{self._document.line(where)}: {'.'.join(str(part) for part in where)}")
         return value
 
     def choice(self, at: Location, section: Mapping[str, Value], key: str, kind: type[_Choice]) -> _Choice | None:
@@ -97,21 +112,21 @@ class ConfigFile:
         return InvalidConfiguration(f"{self.origin(location)} {what}.")
 
 
-def read_sharing(file: ConfigFile, value: Value, preference: SharePreference | None) -> TimeSlicing | None:
+def read_sharing(file: ConfigFile, value: Value) -> TimeSlicing | None:
     """Return what the file shares; None where it does not configure sharing.
 
     Raises:
         InvalidConfiguration: it requests something unsupported; the message contains the line.
     """
-    ways = file.section(("sharing",), value, {"timeSlicing", "mps"})
+    ways = file.section(("sharing",), value, {"timeSlicing", "mps"}, strict=True)
     keys = {"resources", "renameByDefault", "failRequestsGreaterThanOne"}
-    if file.section(("sharing", "mps"), ways.get("mps"), keys).get("resources"):
+    if file.section(("sharing", "mps"), ways.get("mps"), keys, strict=True).get("resources"):
         raise file.configuration_error(
             ("sharing", "mps"),
             "requests MPS, which is not supported: the service does not scrub a device that an MPS server uses. "
             "Use timeSlicing, or remove it",
         )
-    slicing = file.section(_AT, ways.get("timeSlicing"), keys)
+    slicing = file.section(_AT, ways.get("timeSlicing"), keys, strict=True)
     renamed = bool(file.boolean(_AT, slicing, "renameByDefault"))
     one_each = bool(file.boolean(_AT, slicing, "failRequestsGreaterThanOne"))
     entries = slicing.get("resources")
@@ -122,7 +137,7 @@ def read_sharing(file: ConfigFile, value: Value, preference: SharePreference | N
     shares: dict[str, int] = {}
     for position, entry in enumerate(entries):
         where = (*_AT, "resources", position)
-        known = file.section(where, entry, {"name", "replicas", "rename", "devices"})
+        known = file.section(where, entry, {"name", "replicas", "rename", "devices"}, strict=True)
         name = _name(file, where, known)
         if name in shares:
             raise file.configuration_error(where, f"lists {name} twice")
@@ -131,7 +146,7 @@ def read_sharing(file: ConfigFile, value: Value, preference: SharePreference | N
         _refuse_ignored_keys(file, where, known, name, sharing.advertised_name(name))
         if error := resource_name_error(sharing.advertised_name(name)):
             raise file.configuration_error(where, f"cannot be advertised: {error.rstrip('.')}")
-    return TimeSlicing(shares, renamed, one_each, preference or SharePreference.DISTRIBUTED)
+    return TimeSlicing(shares, renamed, one_each)
 
 
 def _name(file: ConfigFile, where: Location, entry: Mapping[str, Value]) -> str:

@@ -1,22 +1,25 @@
 """The settings of NVIDIA's device plugin: from its flags, its environment variables and its configuration file.
 
 A cluster that runs NVIDIA's plugin keeps its existing settings. The command line overrides the environment, and that
-overrides the file, one setting at a time. An unsupported setting in the file is refused with its line, never ignored:
-otherwise a node that shares its GPUs differently from the configuration would be noticed too late.
+overrides the file, one setting at a time. A setting that would change what a pod gets and is not supported is refused,
+in the file with its line: otherwise a node that shares its GPUs differently from the configuration would be noticed too
+late. A setting that changes nothing here is accepted; where that may surprise, with a warning.
 
 Source: the documentation and the ``--help`` of NVIDIA's device plugin, version 0.20.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from plugin.kubelet.resources import NVIDIA_RESOURCE, MigStrategy
 from plugin.kubelet.shares import SharePreference, TimeSlicing
-from plugin.nvidia.driver_files import CdiHook, DriverRoot, find_cdi_hook
+from plugin.nvidia.driver_files import HOST_ROOT, CdiHook, DriverRoot, find_cdi_hook
+from plugin.nvidia.driver_ready import DriverReady, read_driver_ready
 from plugin.nvidia.injection import (
     CDI_ANNOTATION_PREFIX,
     Feature,
@@ -34,10 +37,14 @@ if TYPE_CHECKING:
 __all__ = [
     "CDI_DIRECTORY",
     "DRIVER_ROOT_MOUNT",
+    "HOST_MOUNT",
+    "DiscoveryStrategy",
     "NvidiaOptions",
     "NvidiaPluginSettings",
+    "NvidiaSettingsSource",
     "health_check_warning",
     "index_warning",
+    "kubelet_dir_of",
     "options_from_flags",
     "read_config_file",
     "resolve_settings",
@@ -46,11 +53,40 @@ __all__ = [
 CDI_DIRECTORY = Path("/var/run/cdi")
 DRIVER_ROOT_MOUNT = Path("/driver-root")
 """Where NVIDIA's manifests mount the driver's root in the plugin's container."""
+HOST_MOUNT = Path("/host")
+"""Where NVIDIA's manifests mount the host's root in the plugin's container; ours mount parts of it there."""
+
+
+class DiscoveryStrategy(StrEnum):
+    """How NVIDIA's plugin finds devices."""
+
+    AUTO = "auto"
+    NVML = "nvml"
+    TEGRA = "tegra"
+
+
+IPC_FLAG = "disable-ipc-discoverer"
+"""The feature flag of NVIDIA's CDI generator that leaves out sockets of the driver's daemons."""
+MET_FEATURE_FLAGS = frozenset(
+    {"disable-nvsandboxutils", "disable-multiple-csv-devices", "no-additional-gids-for-device-nodes"}
+)
+"""Feature flags that turn something off which our specification never does."""
+CDI_HOOKS = frozenset(
+    {
+        *("all", "chmod", "create-symlinks", "disable-device-node-modification", "enable-cuda-compat"),
+        *("update-application-profile", "update-ldcache"),
+    }
+)
+"""The hooks of NVIDIA's CDI generator, and the word for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class NvidiaOptions:
-    """The options of one source; None: not set there."""
+    """The options of one source; None: not set there.
+
+    Attributes:
+        ignored: where the source has keys that are not known.
+    """
 
     list_strategies: tuple[ListStrategy, ...] | None = None
     ids: IdStrategy | None = None
@@ -66,6 +102,10 @@ class NvidiaOptions:
     gds: bool | None = None
     mofed: bool | None = None
     sharing: TimeSlicing | None = None
+    share_preference: SharePreference | None = None
+    cdi_features: tuple[str, ...] | None = None
+    disabled_cdi_hooks: tuple[str, ...] | None = None
+    ignored: str | None = None
 
     def with_fallback(self, other: NvidiaOptions) -> NvidiaOptions:
         """Return these options, with ``other`` for those that are not set."""
@@ -89,13 +129,25 @@ def options_from_flags(
     hook: str | None = None,
     fail_on_init_error: bool | None = None,
     features: Mapping[Feature, bool | None] | None = None,
+    discovery: str | None = None,
+    share_preference: str | None = None,
+    cdi_features: Sequence[str] | None = None,
+    disabled_cdi_hooks: Sequence[str] | None = None,
+    imex_channels: Sequence[str] | None = None,
 ) -> NvidiaOptions:
     """Return the options from flags and environment variables. An empty string counts as not set.
 
     Raises:
-        InvalidConfiguration: a strategy that does not exist, or a path that does not begin with a slash.
+        InvalidConfiguration: a value that does not exist or is not supported, or a path that does not begin with a slash.
     """
     requested = features or {}
+    if discovery == DiscoveryStrategy.TEGRA:
+        raise InvalidConfiguration("--device-discovery-strategy: tegra is not supported: the scrub service uses NVML.")
+    if channels := _words(imex_channels):
+        raise InvalidConfiguration(
+            f"--imex-channel-ids: IMEX channels ({', '.join(channels)}) are not supported; remove the flag or "
+            "IMEX_CHANNEL_IDS."
+        )
     return NvidiaOptions(
         list_strategies=parse_list_strategies(strategies, "--device-list-strategy") if strategies else None,
         ids=IdStrategy(ids) if ids else None,
@@ -110,7 +162,41 @@ def options_from_flags(
         gdrcopy=requested.get(Feature.GDRCOPY),
         gds=requested.get(Feature.GDS),
         mofed=requested.get(Feature.MOFED),
+        share_preference=SharePreference(share_preference) if share_preference else None,
+        cdi_features=_words(cdi_features) or None,
+        disabled_cdi_hooks=_words(disabled_cdi_hooks) or None,
     )
+
+
+def _words(values: Sequence[str] | None) -> tuple[str, ...]:
+    """Return words that are separated by commas, repeated, or both."""
+    return tuple(dict.fromkeys(word for each in values or () for part in each.split(",") if (word := part.strip())))
+
+
+def kubelet_dir_of(socket: str | None, directory: Path, default: Path) -> Path:
+    """Return the kubelet's directory, from NVIDIA's ``--kubelet-socket`` or from our ``--kubelet-dir``.
+
+    Args:
+        socket: None: not set.
+        directory: value of ``--kubelet-dir``, which is ``default`` if it is not set.
+
+    Raises:
+        InvalidConfiguration: the socket is not where a kubelet has it, or the two contradict each other.
+    """
+    if socket is None:
+        return directory
+    path = Path(socket)
+    if not path.is_absolute() or path.parts[-2:] != ("device-plugins", "kubelet.sock"):
+        raise InvalidConfiguration(
+            f'--kubelet-socket: "{socket}" is not supported. Use the path of device-plugins/kubelet.sock in the kubelet\'s '
+            "directory, or set that directory with --kubelet-dir."
+        )
+    found = path.parent.parent
+    if directory not in (default, found):
+        raise InvalidConfiguration(
+            f"--kubelet-socket {socket} is not in --kubelet-dir {directory}. Remove one of them."
+        )
+    return found
 
 
 _Place = TypeVar("_Place", PurePosixPath, Path, str)
@@ -132,7 +218,16 @@ class NvidiaPluginSettings:
         hook: NVIDIA's program for a container's links; None where there is none.
         cdi_directory: where the CDI specification is written, if a strategy needs one.
         fail_on_init_error: exit with an error when the node cannot be advertised as configured; else wait until it can.
-        disabled_health_checks: value of ``DP_DISABLE_HEALTHCHECKS``.
+        disabled_health_checks, enabled_health_checks: values of ``DP_DISABLE_HEALTHCHECKS`` and
+            ``DP_ENABLE_HEALTHCHECKS``.
+        disabled_cdi_hooks: hooks that the CDI specification must not have; ``all``: none at all.
+        ipc_sockets: whether it contains sockets of the driver's daemons.
+        ignored: settings that have no effect here, for a warning each.
+        host_root: where the plugin sees the host's root, or parts of it; None: the container runtime is not checked.
+        refuse_unsuitable_runtime: whether the plugin exits if the container runtime is configured so that containers would
+            start without a GPU; otherwise it logs that.
+        pending: why the plugin cannot serve with these settings yet; empty when it can.
+        file: the options of the configuration file that the settings were resolved from.
     """
 
     injection: NvidiaInjection = field(default_factory=NvidiaInjection)
@@ -142,7 +237,104 @@ class NvidiaPluginSettings:
     cdi_directory: Path = CDI_DIRECTORY
     fail_on_init_error: bool = True
     disabled_health_checks: str = ""
+    enabled_health_checks: str = ""
     sharing: TimeSlicing = field(default_factory=TimeSlicing)
+    disabled_cdi_hooks: frozenset[str] = frozenset()
+    ipc_sockets: bool = True
+    ignored: tuple[str, ...] = ()
+    host_root: Path | None = field(default=None, compare=False)
+    refuse_unsuitable_runtime: bool = True
+    pending: str = ""
+    file: NvidiaOptions | None = field(default=None, compare=False)
+
+
+class NvidiaSettingsSource:
+    """Resolves the settings at the start, and again at each request: files may have changed since.
+
+    Args:
+        options: from the command line and the environment.
+        config: NVIDIA's configuration file.
+        driver_ready: file with which the GPU Operator's validator announces the driver; None: not used. While it is
+            missing, what it said last stays valid.
+        mounted_root: where the driver's root is expected.
+        host_root: where the plugin sees the host's root; None: at :data:`HOST_MOUNT`, or at its own root.
+        refuse_unsuitable_runtime: as in :class:`NvidiaPluginSettings`.
+    """
+
+    def __init__(
+        self,
+        options: NvidiaOptions,
+        config: Path | None = None,
+        *,
+        driver_ready: Path | None = None,
+        cdi_directory: Path = CDI_DIRECTORY,
+        disabled_health_checks: str = "",
+        enabled_health_checks: str = "",
+        mounted_root: Path = DRIVER_ROOT_MOUNT,
+        host_root: Path | None = None,
+        refuse_unsuitable_runtime: bool = True,
+    ) -> None:
+        self._options = options
+        self._config = config
+        self._file = driver_ready
+        self._cdi_directory = cdi_directory
+        self._disabled_health_checks = disabled_health_checks
+        self._enabled_health_checks = enabled_health_checks
+        self._mounted_root = mounted_root
+        self._host_root = host_root
+        self._refuse_unsuitable_runtime = refuse_unsuitable_runtime
+        self._driver: DriverReady | None = None
+
+    def load(self) -> NvidiaPluginSettings:
+        """Return the settings as all files are now.
+
+        Raises:
+            InvalidConfiguration: a file cannot be read, or the settings cannot work together.
+        """
+        return self._resolve(None if self._config is None else read_config_file(self._config))
+
+    def follow_driver(self, settings: NvidiaPluginSettings) -> NvidiaPluginSettings:
+        """Return ``settings`` for the place where the driver is now; the configuration file is not read again.
+
+        The hook stays if none is found now: its directory may be missing while the driver is replaced.
+
+        Raises:
+            InvalidConfiguration: the validator's file cannot be read, or the settings cannot work together.
+        """
+        found = self._resolve(settings.file)
+        return found if found.hook else replace(found, hook=settings.hook)
+
+    def _resolve(self, file: NvidiaOptions | None) -> NvidiaPluginSettings:
+        options = self._options
+        pending = ""
+        if self._file is not None and options.driver_root is None:
+            self._driver = read_driver_ready(self._file) or self._driver
+            if self._driver is None:
+                pending = (
+                    f"{self._file} does not exist: the GPU Operator's validator has not found a working driver on "
+                    "this node yet."
+                )
+            else:
+                options = options.with_fallback(_driver_options(self._driver))
+        settings = resolve_settings(
+            options if file is None else options.with_fallback(file),
+            cdi_directory=self._cdi_directory,
+            disabled_health_checks=self._disabled_health_checks,
+            enabled_health_checks=self._enabled_health_checks,
+            mounted_root=self._mounted_root,
+            host_root=self._host_root,
+        )
+        return replace(settings, pending=pending, refuse_unsuitable_runtime=self._refuse_unsuitable_runtime, file=file)
+
+
+def _driver_options(driver: DriverReady) -> NvidiaOptions:
+    """Return the options that the file stands for. Our pods need not mount the driver where NVIDIA's do."""
+    mounted = driver.driver_root_ctr_path
+    return NvidiaOptions(
+        driver_root=driver.driver_root,
+        dev_root=driver.dev_root,
+        driver_root_ctr_path=mounted if mounted.is_dir() else Path(driver.driver_root),
+    )
 
 
 def resolve_settings(
@@ -151,7 +343,9 @@ def resolve_settings(
     *,
     cdi_directory: Path = CDI_DIRECTORY,
     disabled_health_checks: str = "",
+    enabled_health_checks: str = "",
     mounted_root: Path = DRIVER_ROOT_MOUNT,
+    host_root: Path | None = None,
 ) -> NvidiaPluginSettings:
     """Return the effective settings.
 
@@ -160,13 +354,14 @@ def resolve_settings(
         config: NVIDIA's configuration file.
         mounted_root: where the driver's root is expected unless an option names it; if it does not exist, the plugin
             uses the host's own paths.
+        host_root: where the plugin sees the host's root; None: at :data:`HOST_MOUNT`, or at its own root.
 
     Raises:
         InvalidConfiguration: the file cannot be read, or the settings cannot work together.
     """
     if config is not None:
         options = options.with_fallback(read_config_file(config))
-    host = options.driver_root or PurePosixPath("/")
+    host = options.driver_root or HOST_ROOT
     seen = options.driver_root_ctr_path or (mounted_root if mounted_root.is_dir() else Path(host))
     root = DriverRoot(host, seen)
     injection = NvidiaInjection(
@@ -179,7 +374,11 @@ def resolve_settings(
     )
     hook = None
     if injection.needs_cdi:
-        hook = CdiHook(options.hook) if options.hook else find_cdi_hook(root)
+        hosts = [host_root or HOST_MOUNT, *([root.local_path] if host == HOST_ROOT else [])]
+        hook = CdiHook(options.hook) if options.hook else find_cdi_hook(hosts)
+    sharing = options.sharing or TimeSlicing()
+    if options.share_preference is not None:
+        sharing = replace(sharing, preference=options.share_preference)
     return NvidiaPluginSettings(
         injection=injection,
         mig=options.mig or MigStrategy.NONE,
@@ -188,12 +387,34 @@ def resolve_settings(
         cdi_directory=cdi_directory,
         fail_on_init_error=options.fail_on_init_error is not False,
         disabled_health_checks=disabled_health_checks,
-        sharing=options.sharing or TimeSlicing(),
+        enabled_health_checks=enabled_health_checks,
+        sharing=sharing,
+        disabled_cdi_hooks=frozenset(options.disabled_cdi_hooks or ()),
+        ipc_sockets=IPC_FLAG not in (options.cdi_features or ()),
+        ignored=tuple(_ignored(options)),
+        host_root=host_root or (HOST_MOUNT if HOST_MOUNT.is_dir() else Path("/")),
     )
 
 
-def health_check_warning(disabled: str) -> str:
-    """Return a warning if ``DP_DISABLE_HEALTHCHECKS`` is set; empty when it is not."""
+def _ignored(options: NvidiaOptions) -> Iterator[str]:
+    """Yield what the settings request and will not get."""
+    features = [each for each in options.cdi_features or () if each not in {IPC_FLAG} | MET_FEATURE_FLAGS]
+    if features:
+        yield f"--cdi-feature-flags: {', '.join(features)}: not known, and without effect."
+    hooks = [each for each in options.disabled_cdi_hooks or () if each not in CDI_HOOKS]
+    if hooks:
+        yield f"--cdi-disable-hooks: {', '.join(hooks)}: no such hook is known; known are {', '.join(sorted(CDI_HOOKS))}."
+    if options.ignored:
+        yield options.ignored
+
+
+def health_check_warning(disabled: str, enabled: str = "") -> str:
+    """Return a warning if ``DP_DISABLE_HEALTHCHECKS`` or ``DP_ENABLE_HEALTHCHECKS`` is set; empty when they are not."""
+    if enabled and not disabled:
+        return (
+            f"DP_ENABLE_HEALTHCHECKS={enabled} has no effect: the scrub service checks health, and handles all known XIDs "
+            "unless xids: ignore in its policy names them."
+        )
     if not disabled:
         return ""
     return (
@@ -226,7 +447,11 @@ def read_config_file(path: Path) -> NvidiaOptions:
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         why = getattr(error, "strerror", None) or error
         raise InvalidConfiguration(f"--config-file {path} cannot be read: {why}.") from error
-    return _Reader(ConfigFile(str(path), parse_yaml(content, str(path)))).read_options()
+    file = ConfigFile(str(path), parse_yaml(content, str(path)))
+    options = _Reader(file).read_options()
+    if not file.ignored:
+        return options
+    return replace(options, ignored=f"{path}: keys that are not known have no effect: {', '.join(file.ignored)}.")
 
 
 class _Reader:
@@ -238,7 +463,7 @@ class _Reader:
     def read_options(self) -> NvidiaOptions:
         top = self._file.section((), self._file.root, {"version", "flags", "resources", "sharing", "imex"})
         version = top.get("version")
-        if version not in (None, "v1"):
+        if version not in (None, "", "v1"):
             raise self._file.configuration_error(("version",), f'is "{version}"; only v1 is supported')
         self._refuse_renaming(top.get("resources"))
         if self._file.section(("imex",), top.get("imex"), {"channelIDs", "required"}).get("channelIDs"):
@@ -277,9 +502,8 @@ class _Reader:
             gdrcopy=self._file.boolean(at, flags, "gdrcopyEnabled"),
             gds=self._file.boolean(at, flags, "gdsEnabled"),
             mofed=self._file.boolean(at, flags, "mofedEnabled"),
-            sharing=read_sharing(
-                self._file, sharing, self._file.choice(here, plugin, "sharedDevicesAllocationPolicy", SharePreference)
-            ),
+            sharing=read_sharing(self._file, sharing),
+            share_preference=self._file.choice(here, plugin, "sharedDevicesAllocationPolicy", SharePreference),
         )
 
     def _strategies(self, at: Location, section: Mapping[str, Value]) -> tuple[ListStrategy, ...] | None:

@@ -106,7 +106,7 @@ def _unhealthy_reason(
     offer = offers.get(meaning.device)
     if offer is not None and offer.healthy and offer.verdict is ServiceVerdict.ADVERTISED:
         return ""
-    if offer is not None and offer.verdict is ServiceVerdict.WITHHELD:
+    if offer is not None and offer.verdict in (ServiceVerdict.WITHHELD, ServiceVerdict.HELD):
         return offer.refusal or f"Device {device.ID} is out of service."
     return f"No ready scrub service has reported device {device.ID}, or its last report is too old."
 

@@ -150,6 +150,15 @@ class PluginClient(_Client):
         call: Awaitable[pb.SetResourceMappingResponse] = self._stub.SetResourceMapping(request, timeout=timeout)
         return await self._call(call)
 
+    async def set_yield(self, reason: str, timeout: float) -> pb.NodeYield:
+        """Request that the node be yielded, or with an empty ``reason`` that this plugin does not.
+
+        Raises:
+            Unavailable: no response within ``timeout`` seconds.
+        """
+        call: Awaitable[pb.NodeYield] = self._stub.SetYield(pb.SetYieldRequest(reason=reason), timeout=timeout)
+        return await self._call(call)
+
     async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse:
         """Notify the service of an allocation.
 
@@ -371,6 +380,25 @@ class AdminClient(_Client):
         """
         request = pb.AcceptBaselineRequest(device=device, reason=reason, expected_facts=expected_facts)
         call: Awaitable[pb.DeviceResponse] = self._stub.AcceptBaseline(request, timeout=_SLOW_CALL_TIMEOUT)
+        return await self._call(call)
+
+    async def yield_node(self, reason: str) -> pb.NodeYield:
+        """Request that the node be yielded; returns when that is durable, before the driver is closed.
+
+        Raises:
+            InvalidRequest: no reason.
+        """
+        call: Awaitable[pb.NodeYield] = self._stub.YieldNode(pb.YieldNodeRequest(reason=reason), timeout=_CALL_TIMEOUT)
+        return await self._call(call)
+
+    async def resume_node(self, reason: str, *, all_requests: bool = False) -> pb.NodeYield:
+        """Withdraw the operators' request, or every request; the reply has those that remain.
+
+        Raises:
+            InvalidRequest: no reason.
+        """
+        request = pb.ResumeNodeRequest(reason=reason, all=all_requests)
+        call: Awaitable[pb.NodeYield] = self._stub.ResumeNode(request, timeout=_CALL_TIMEOUT)
         return await self._call(call)
 
 

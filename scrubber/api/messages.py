@@ -17,6 +17,7 @@ from scrubber.domain.baseline import Baseline, baseline_facts
 from scrubber.domain.device import Access, Device
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Evidence, Finding, PathKind, ScrubRecord, StepResult
+from scrubber.domain.infrastructure import NamedHolder
 from scrubber.domain.record import BreakGlass, Grant
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.statement import statement
@@ -110,7 +111,13 @@ def parse_scrub_path(name: str) -> PathKind:
 
 
 def parse_reason(
-    request: pb.QuarantineRequest | pb.BreakGlassRequest | pb.ResetRequest | pb.AcceptBaselineRequest,
+    request: pb.QuarantineRequest
+    | pb.BreakGlassRequest
+    | pb.ResetRequest
+    | pb.AcceptBaselineRequest
+    | pb.YieldNodeRequest
+    | pb.ResumeNodeRequest
+    | pb.SetYieldRequest,
 ) -> str:
     """Return the operator's reason, for the audit log; raises :class:`InvalidRequest` if it is missing or too long."""
     reason: str = request.reason.strip()
@@ -121,6 +128,11 @@ def parse_reason(
             f"The reason has {len(reason)} characters; the audit log accepts at most {MAX_REASON_CHARS}."
         )
     return reason
+
+
+def parse_yield_reason(request: pb.SetYieldRequest) -> str:
+    """Return the plugin's reason, empty if it requests nothing; raises :class:`InvalidRequest` if it is too long."""
+    return parse_reason(request) if request.reason.strip() else ""
 
 
 def parse_break_glass_seconds(request: pb.BreakGlassRequest) -> float:
@@ -136,7 +148,7 @@ def parse_break_glass_seconds(request: pb.BreakGlassRequest) -> float:
 
 # -- for the plugin ----------------------------------------------------------------------------------------------------
 
-SnapshotKey = tuple[bool, str, bool, tuple[tuple[object, ...], ...], tuple[PodNotice, ...]]
+SnapshotKey = tuple[bool, str, bool, str, tuple[tuple[object, ...], ...], tuple[PodNotice, ...]]
 """The part of a node's state that concerns the plugin; equal keys need no second snapshot."""
 
 
@@ -146,7 +158,7 @@ def snapshot_key(view: NodeView) -> SnapshotKey:
         (each.device, each.advertised, each.record.health, _is_certified(each), _is_scrubbing(each), _refusal(each))
         for each in view.devices
     )
-    return (view.ready, view.epoch, view.refuses_envvar, devices, view.notices)
+    return (view.ready, view.epoch, view.refuses_envvar, view.yielded, devices, view.notices)
 
 
 def snapshot_message(view: NodeView) -> pb.Snapshot:
@@ -158,6 +170,7 @@ def snapshot_message(view: NodeView) -> pb.Snapshot:
         epoch=view.epoch,
         envvar_refused=view.refuses_envvar,
         notices=[_notice(each) for each in view.notices],
+        yielded=_utf8_text(view.yielded),
     )
 
 
@@ -189,6 +202,7 @@ def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
         refusal=_refusal(view),
         profile=view.device.profile or "",
         pci_address=dict(view.device.traits).get("pci_address", ""),
+        withheld=bool(view.withheld),
     )
 
 
@@ -264,6 +278,7 @@ def device_message(view: DeviceView) -> pb.Device:
         recovery_blocker=_utf8_text(view.recovery_blocker),
         unauthorized_users=[_utf8_text(each) for each in view.unauthorized_users],
         uninspected_processes=[_utf8_text(each) for each in view.uninspected_processes],
+        holders=[_holder(each) for each in view.holders],
         open_grants=[_open_grant(each) for each in record.open_grants],
         conditions=[pb.Condition(code=_utf8_text(each.code), since=each.since) for each in record.warnings],
         lifetime_counters=dict(record.lifetime_counters),
@@ -285,6 +300,23 @@ def device_message(view: DeviceView) -> pb.Device:
 def quarantine_message(view: DeviceView, previous: Cause | None) -> pb.DeviceResponse:
     """Return a quarantined device, and why it was out of service already, if it was."""
     return pb.DeviceResponse(device=device_message(view), previous_cause=None if previous is None else _cause(previous))
+
+
+def _holder(named: NamedHolder) -> pb.DeviceHolder:
+    holder, owner = named.holder, named.owner
+    return pb.DeviceHolder(
+        pid=holder.pid,
+        command=_utf8_text(holder.command),
+        kind=holder.kind.value,
+        code=named.code,
+        namespace=_utf8_text(owner.namespace),
+        pod=_utf8_text(owner.pod),
+        pod_uid=_utf8_text(owner.pod_uid),
+        unit=_utf8_text(owner.unit),
+        since=named.since,
+        blocking=named.is_blocking,
+        memory_bytes=holder.memory_bytes,
+    )
 
 
 def _open_grant(grant: Grant) -> pb.OpenGrant:
@@ -472,7 +504,19 @@ def service_info_message(info: ServiceView) -> pb.ServiceInfo:
         pid=os.getpid(),
         admin_group=info.admin_group,
         read_group=info.read_group,
+        node_yield=yield_message(info) if info.yields else None,
     )
+
+
+def yield_message(info: ServiceView) -> pb.NodeYield:
+    """Return why the node is yielded, and whether the driver is closed."""
+    requests = [
+        pb.YieldRequest(
+            requester=each.requester.value, reason=_utf8_text(each.reason), actor=each.actor, since=each.since
+        )
+        for each in info.yields
+    ]
+    return pb.NodeYield(requests=requests, driver_closed=info.driver_closed, remaining_pids=info.remaining_pids)
 
 
 def audit_page_message(page: AuditLogPage) -> pb.AuditPage:

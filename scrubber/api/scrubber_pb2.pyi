@@ -17,7 +17,7 @@ class Access(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., host_path: _Optional[str] = ..., container_path: _Optional[str] = ...) -> None: ...
 
 class SnapshotDevice(_message.Message):
-    __slots__ = ("id", "index", "advertised", "certified", "scrubbing", "state", "numa_node", "peers", "parent", "access", "refusal", "profile", "pci_address")
+    __slots__ = ("id", "index", "advertised", "certified", "scrubbing", "state", "numa_node", "peers", "parent", "access", "refusal", "profile", "pci_address", "withheld")
     ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADVERTISED_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class SnapshotDevice(_message.Message):
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     PCI_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     advertised: bool
@@ -44,7 +45,8 @@ class SnapshotDevice(_message.Message):
     refusal: str
     profile: str
     pci_address: str
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., advertised: _Optional[bool] = ..., certified: _Optional[bool] = ..., scrubbing: _Optional[bool] = ..., state: _Optional[str] = ..., numa_node: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ..., access: _Optional[_Iterable[_Union[Access, _Mapping]]] = ..., refusal: _Optional[str] = ..., profile: _Optional[str] = ..., pci_address: _Optional[str] = ...) -> None: ...
+    withheld: bool
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., advertised: _Optional[bool] = ..., certified: _Optional[bool] = ..., scrubbing: _Optional[bool] = ..., state: _Optional[str] = ..., numa_node: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ..., access: _Optional[_Iterable[_Union[Access, _Mapping]]] = ..., refusal: _Optional[str] = ..., profile: _Optional[str] = ..., pci_address: _Optional[str] = ..., withheld: _Optional[bool] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
     __slots__ = ()
@@ -71,20 +73,22 @@ class PodNotice(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., since: _Optional[float] = ..., evict: _Optional[bool] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("version", "devices", "ready", "epoch", "envvar_refused", "notices")
+    __slots__ = ("version", "devices", "ready", "epoch", "envvar_refused", "notices", "yielded")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ENVVAR_REFUSED_FIELD_NUMBER: _ClassVar[int]
     NOTICES_FIELD_NUMBER: _ClassVar[int]
+    YIELDED_FIELD_NUMBER: _ClassVar[int]
     version: int
     devices: _containers.RepeatedCompositeFieldContainer[SnapshotDevice]
     ready: bool
     epoch: str
     envvar_refused: bool
     notices: _containers.RepeatedCompositeFieldContainer[PodNotice]
-    def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ..., envvar_refused: _Optional[bool] = ..., notices: _Optional[_Iterable[_Union[PodNotice, _Mapping]]] = ...) -> None: ...
+    yielded: str
+    def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ..., envvar_refused: _Optional[bool] = ..., notices: _Optional[_Iterable[_Union[PodNotice, _Mapping]]] = ..., yielded: _Optional[str] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("device_ids", "resource")
@@ -211,7 +215,7 @@ class Certificate(_message.Message):
     def __init__(self, id: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., device_id: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub_id: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., base_certificate_id: _Optional[str] = ..., key_id: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant", "pod", "container", "grant_count", "active_scrub_id", "parent", "numa_node", "next_attempt_at", "last_hand_over_kind", "profile", "peers", "attributes", "advertised", "policy", "enforcement", "break_glass", "failed_recoveries", "recovery_blocker", "open_grants", "conditions", "lifetime_counters", "reset_pending", "probation_scrubs_passed", "quarantines", "recovery_attempts", "baseline", "unauthorized_users", "uninspected_processes", "probation_scrubs_required")
+    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant", "pod", "container", "grant_count", "active_scrub_id", "parent", "numa_node", "next_attempt_at", "last_hand_over_kind", "profile", "peers", "attributes", "advertised", "policy", "enforcement", "break_glass", "failed_recoveries", "recovery_blocker", "open_grants", "conditions", "lifetime_counters", "reset_pending", "probation_scrubs_passed", "quarantines", "recovery_attempts", "baseline", "unauthorized_users", "holders", "uninspected_processes", "probation_scrubs_required")
     class AttributesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +266,7 @@ class Device(_message.Message):
     RECOVERY_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     BASELINE_FIELD_NUMBER: _ClassVar[int]
     UNAUTHORIZED_USERS_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     UNINSPECTED_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     PROBATION_SCRUBS_REQUIRED_FIELD_NUMBER: _ClassVar[int]
     id: str
@@ -300,9 +305,10 @@ class Device(_message.Message):
     recovery_attempts: _containers.RepeatedCompositeFieldContainer[RecoveryAttempt]
     baseline: Baseline
     unauthorized_users: _containers.RepeatedScalarFieldContainer[str]
+    holders: _containers.RepeatedCompositeFieldContainer[DeviceHolder]
     uninspected_processes: _containers.RepeatedScalarFieldContainer[str]
     probation_scrubs_required: int
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grant_count: _Optional[int] = ..., active_scrub_id: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., next_attempt_at: _Optional[float] = ..., last_hand_over_kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., attributes: _Optional[_Mapping[str, str]] = ..., advertised: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., break_glass: _Optional[_Union[BreakGlass, _Mapping]] = ..., failed_recoveries: _Optional[int] = ..., recovery_blocker: _Optional[str] = ..., open_grants: _Optional[_Iterable[_Union[OpenGrant, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., lifetime_counters: _Optional[_Mapping[str, int]] = ..., reset_pending: _Optional[bool] = ..., probation_scrubs_passed: _Optional[int] = ..., quarantines: _Optional[_Iterable[_Union[QuarantineRecord, _Mapping]]] = ..., recovery_attempts: _Optional[_Iterable[_Union[RecoveryAttempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., unauthorized_users: _Optional[_Iterable[str]] = ..., uninspected_processes: _Optional[_Iterable[str]] = ..., probation_scrubs_required: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grant_count: _Optional[int] = ..., active_scrub_id: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., next_attempt_at: _Optional[float] = ..., last_hand_over_kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., attributes: _Optional[_Mapping[str, str]] = ..., advertised: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., break_glass: _Optional[_Union[BreakGlass, _Mapping]] = ..., failed_recoveries: _Optional[int] = ..., recovery_blocker: _Optional[str] = ..., open_grants: _Optional[_Iterable[_Union[OpenGrant, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., lifetime_counters: _Optional[_Mapping[str, int]] = ..., reset_pending: _Optional[bool] = ..., probation_scrubs_passed: _Optional[int] = ..., quarantines: _Optional[_Iterable[_Union[QuarantineRecord, _Mapping]]] = ..., recovery_attempts: _Optional[_Iterable[_Union[RecoveryAttempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., unauthorized_users: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[DeviceHolder, _Mapping]]] = ..., uninspected_processes: _Optional[_Iterable[str]] = ..., probation_scrubs_required: _Optional[int] = ...) -> None: ...
 
 class OpenGrant(_message.Message):
     __slots__ = ("sequence", "tenant", "pod", "pod_uid", "container", "hand_over_kind", "granted_at", "certificate_id", "exception")
@@ -345,6 +351,32 @@ class RecoveryAttempt(_message.Message):
     reset: bool
     by_operator: bool
     def __init__(self, timestamp: _Optional[float] = ..., reset: _Optional[bool] = ..., by_operator: _Optional[bool] = ...) -> None: ...
+
+class DeviceHolder(_message.Message):
+    __slots__ = ("pid", "command", "kind", "code", "namespace", "pod", "pod_uid", "unit", "since", "blocking", "memory_bytes")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKING_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    command: str
+    kind: str
+    code: str
+    namespace: str
+    pod: str
+    pod_uid: str
+    unit: str
+    since: float
+    blocking: bool
+    memory_bytes: int
+    def __init__(self, pid: _Optional[int] = ..., command: _Optional[str] = ..., kind: _Optional[str] = ..., code: _Optional[str] = ..., namespace: _Optional[str] = ..., pod: _Optional[str] = ..., pod_uid: _Optional[str] = ..., unit: _Optional[str] = ..., since: _Optional[float] = ..., blocking: _Optional[bool] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("code", "since")
@@ -455,7 +487,7 @@ class GetServiceInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServiceInfo(_message.Message):
-    __slots__ = ("version", "backend", "node_name", "boot_id", "driver_version", "policy", "policy_digest", "enforcement", "ledger_status", "epoch", "breaker", "key_id", "public_key", "audit_head", "paths", "policy_rejection", "kubelet_status", "pid", "admin_group", "read_group")
+    __slots__ = ("version", "backend", "node_name", "boot_id", "driver_version", "policy", "policy_digest", "enforcement", "ledger_status", "epoch", "breaker", "key_id", "public_key", "audit_head", "paths", "policy_rejection", "kubelet_status", "pid", "admin_group", "read_group", "node_yield")
     class PathsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -483,6 +515,7 @@ class ServiceInfo(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     ADMIN_GROUP_FIELD_NUMBER: _ClassVar[int]
     READ_GROUP_FIELD_NUMBER: _ClassVar[int]
+    NODE_YIELD_FIELD_NUMBER: _ClassVar[int]
     version: str
     backend: str
     node_name: str
@@ -503,7 +536,50 @@ class ServiceInfo(_message.Message):
     pid: int
     admin_group: str
     read_group: str
-    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger_status: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ..., key_id: _Optional[str] = ..., public_key: _Optional[str] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ..., paths: _Optional[_Mapping[str, str]] = ..., policy_rejection: _Optional[str] = ..., kubelet_status: _Optional[str] = ..., pid: _Optional[int] = ..., admin_group: _Optional[str] = ..., read_group: _Optional[str] = ...) -> None: ...
+    node_yield: NodeYield
+    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger_status: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ..., key_id: _Optional[str] = ..., public_key: _Optional[str] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ..., paths: _Optional[_Mapping[str, str]] = ..., policy_rejection: _Optional[str] = ..., kubelet_status: _Optional[str] = ..., pid: _Optional[int] = ..., admin_group: _Optional[str] = ..., read_group: _Optional[str] = ..., node_yield: _Optional[_Union[NodeYield, _Mapping]] = ...) -> None: ...
+
+class YieldRequest(_message.Message):
+    __slots__ = ("requester", "reason", "actor", "since")
+    REQUESTER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    requester: str
+    reason: str
+    actor: str
+    since: float
+    def __init__(self, requester: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., since: _Optional[float] = ...) -> None: ...
+
+class NodeYield(_message.Message):
+    __slots__ = ("requests", "driver_closed", "remaining_pids")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_PIDS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[YieldRequest]
+    driver_closed: bool
+    remaining_pids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[_Union[YieldRequest, _Mapping]]] = ..., driver_closed: _Optional[bool] = ..., remaining_pids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SetYieldRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class YieldNodeRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class ResumeNodeRequest(_message.Message):
+    __slots__ = ("reason", "all")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    all: bool
+    def __init__(self, reason: _Optional[str] = ..., all: _Optional[bool] = ...) -> None: ...
 
 class AuditHead(_message.Message):
     __slots__ = ("sequence", "hash")

@@ -60,6 +60,11 @@ class PluginStub:
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingResponse.FromString,
                 _registered_method=True)
+        self.SetYield = channel.unary_unary(
+                '/scrubber.v1.Plugin/SetYield',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.SetYieldRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.NodeYield.FromString,
+                _registered_method=True)
 
 
 class PluginServicer:
@@ -100,6 +105,13 @@ class PluginServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetYield(self, request, context):
+        """Whether the plugin requests that the node be yielded. Replaces its earlier request; returns when that is durable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PluginServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +139,11 @@ def add_PluginServicer_to_server(servicer, server):
                     servicer.SetResourceMapping,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingResponse.SerializeToString,
+            ),
+            'SetYield': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetYield,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.SetYieldRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.NodeYield.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -265,6 +282,33 @@ class Plugin:
             '/scrubber.v1.Plugin/SetResourceMapping',
             scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingRequest.SerializeToString,
             scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetYield(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Plugin/SetYield',
+            scrubber_dot_api_dot_scrubber__pb2.SetYieldRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.NodeYield.FromString,
             options,
             channel_credentials,
             insecure,
@@ -655,6 +699,16 @@ class AdminStub:
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.AcceptBaselineRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.FromString,
                 _registered_method=True)
+        self.YieldNode = channel.unary_unary(
+                '/scrubber.v1.Admin/YieldNode',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.YieldNodeRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.NodeYield.FromString,
+                _registered_method=True)
+        self.ResumeNode = channel.unary_unary(
+                '/scrubber.v1.Admin/ResumeNode',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.ResumeNodeRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.NodeYield.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -701,6 +755,21 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def YieldNode(self, request, context):
+        """Close the driver and withhold every device until the request is withdrawn. Returns when the request is durable;
+        GetServiceInfo reports when the driver is closed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeNode(self, request, context):
+        """Withdraw the operators' request, or every request. Every device is dirty then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -733,6 +802,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.AcceptBaseline,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.AcceptBaselineRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.SerializeToString,
+            ),
+            'YieldNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.YieldNode,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.YieldNodeRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.NodeYield.SerializeToString,
+            ),
+            'ResumeNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeNode,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.ResumeNodeRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.NodeYield.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -898,6 +977,60 @@ class Admin:
             '/scrubber.v1.Admin/AcceptBaseline',
             scrubber_dot_api_dot_scrubber__pb2.AcceptBaselineRequest.SerializeToString,
             scrubber_dot_api_dot_scrubber__pb2.DeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def YieldNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Admin/YieldNode',
+            scrubber_dot_api_dot_scrubber__pb2.YieldNodeRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.NodeYield.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Admin/ResumeNode',
+            scrubber_dot_api_dot_scrubber__pb2.ResumeNodeRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.NodeYield.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,6 +22,7 @@ from scrubber.api.peer_auth import authorized_actor
 from scrubber.api.view_streams import ViewStreams
 from scrubber.domain.device import find_device
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady
+from scrubber.domain.node_record import YieldRequester
 from scrubber.engine.views import DeviceView, ScrubUpdate, Service
 from scrubber.observability.registry.audit_events import validate_event_names
 from scrubber.ports.record import HistoryEntry, HistoryQuery
@@ -77,6 +78,13 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
     ) -> pb.SetResourceMappingResponse:
         await self._service.announce(request.resource, messages.parse_resource_mapping(request))
         return pb.SetResourceMappingResponse()
+
+    async def SetYield(self, request: pb.SetYieldRequest, context: Context) -> pb.NodeYield:
+        if reason := messages.parse_yield_reason(request):
+            await self._service.yields.request(YieldRequester.PLUGIN, reason, "plugin")
+        else:
+            await self._service.yields.withdraw({YieldRequester.PLUGIN}, "the plugin no longer requests it", "plugin")
+        return messages.yield_message(self._service.service_view())
 
 
 class ReadServicer(scrubber_pb2_grpc.ReadServicer):
@@ -211,6 +219,17 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
         device = _resolve_device_id(self._service, request.device)
         view = await self._service.actions.break_glass(device, seconds, reason, authorized_actor(context.peer()))
         return pb.DeviceResponse(device=messages.device_message(view))
+
+    async def YieldNode(self, request: pb.YieldNodeRequest, context: Context) -> pb.NodeYield:
+        reason, actor = messages.parse_reason(request), authorized_actor(context.peer())
+        await self._service.yields.request(YieldRequester.OPERATOR, reason, actor)
+        return messages.yield_message(self._service.service_view())
+
+    async def ResumeNode(self, request: pb.ResumeNodeRequest, context: Context) -> pb.NodeYield:
+        reason, actor = messages.parse_reason(request), authorized_actor(context.peer())
+        ended = set(YieldRequester) if request.all else {YieldRequester.OPERATOR}
+        await self._service.yields.withdraw(ended, reason, actor)
+        return messages.yield_message(self._service.service_view())
 
     def _update_message(self, update: ScrubUpdate) -> pb.ScrubUpdate:
         if update.finished is None:

@@ -1,4 +1,4 @@
-"""Flags that both daemons, ``serve`` and ``plugin``, have: the kubelet's directory, logs, traces and metrics."""
+"""Flags that both daemons, ``serve`` and ``plugin``, have: the kubelet's directory, logs, traces, metrics and probes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ __all__ = [
     "PluginMetricsCertOption",
     "PluginMetricsClientCaOption",
     "PluginMetricsKeyOption",
+    "PluginProbeAddressOption",
     "ServiceMetricsAddressOption",
     "ServiceMetricsCertOption",
     "ServiceMetricsClientCaOption",
     "ServiceMetricsKeyOption",
+    "ServiceProbeAddressOption",
     "TracesOption",
 ]
 
@@ -76,6 +78,17 @@ def _file(word: str, variables: str, text: str) -> typer.models.OptionInfo:
     return option
 
 
+def _probes(variable: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(
+        "--probe-address",
+        envvar=variable,
+        metavar="HOST:PORT",
+        help="Address of the HTTP probes /livez and /readyz for the kubelet.",
+        show_default="off",
+    )
+    return option
+
+
 _CERT_HELP = "Certificate for metrics, in PEM; scrapes are then encrypted (TLS 1.2 or newer)."
 _KEY_HELP = "Private key of the certificate, in PEM, without a passphrase."
 _CLIENT_CA_HELP = "CA certificates, in PEM; scrapers must present a certificate that one of them signed."
@@ -89,3 +102,6 @@ PluginMetricsAddressOption = Annotated[str | None, _address(_PLUGIN, PLUGIN_METR
 PluginMetricsCertOption = Annotated[Path | None, _file("cert", _PLUGIN, _CERT_HELP)]
 PluginMetricsKeyOption = Annotated[Path | None, _file("key", _PLUGIN, _KEY_HELP)]
 PluginMetricsClientCaOption = Annotated[Path | None, _file("client-ca", _PLUGIN, _CLIENT_CA_HELP)]
+
+ServiceProbeAddressOption = Annotated[str, _probes("SCRUBBER_PROBE_ADDRESS")]
+PluginProbeAddressOption = Annotated[str, _probes("SCRUBBER_PLUGIN_PROBE_ADDRESS")]

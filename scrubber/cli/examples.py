@@ -47,6 +47,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         'scrubber break-glass 3 --duration 30m --reason "outage, ticket 4711"',
         'scrubber break-glass 3 --end --reason "outage is over"',
     ),
+    "yield": ('scrubber yield --reason "driver upgrade, ticket 4711"',),
+    "resume": (
+        'scrubber resume --reason "driver is back, ticket 4711"',
+        'scrubber resume --all --reason "the label was forgotten, ticket 4711"',
+    ),
     "baseline show": (
         "scrubber baseline show",
         "scrubber baseline show 3 -o json",

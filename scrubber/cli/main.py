@@ -50,6 +50,8 @@ class Commands(LazyGroup):
             HelpSection.OPERATE,
             "Temporarily bypass all checks for a device (audited).",
         ),
+        CommandEntry("yield", "yielding", HelpSection.OPERATE, "Close the driver and withhold every device."),
+        CommandEntry("resume", "yielding", HelpSection.OPERATE, "Open the driver of a yielded node again."),
         CommandEntry("baseline", "baseline", HelpSection.OPERATE, "Show or accept the expected state of a device."),
         CommandEntry("certificate", "certificate", HelpSection.VERIFY, "Show, export and verify certificates."),
         CommandEntry("audit", "audit", HelpSection.VERIFY, "Verify and export the audit log."),

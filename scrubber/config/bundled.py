@@ -1,4 +1,4 @@
-"""Finds policies, bundled ones by name and the administrator's by path, and the bundled XID table.
+"""Finds policies, bundled ones by name and the administrator's by path, and the bundled tables.
 
 Bundled policies are inside the package once installed, and at the top of the repository in an editable checkout. An
 unknown name is refused with a list of the existing ones; it is never silently used as a path.
@@ -12,12 +12,12 @@ from pathlib import Path
 import scrubber
 from scrubber.domain.errors import InvalidConfiguration
 
-__all__ = ["bundled_policies", "bundled_xid_table", "find_policy"]
+__all__ = ["bundled_infrastructure_table", "bundled_policies", "bundled_xid_table", "find_policy"]
 
 _PACKAGE = Path(scrubber.__file__).parent
 _SUFFIXES = (".yaml", ".yml")
-_XIDS = "xid.yaml"
-"""Located beside the policies, but not a policy."""
+_INFRASTRUCTURE, _XIDS = "infrastructure.yaml", "xid.yaml"
+"""Located beside the policies, but not policies."""
 
 
 def bundled_policies() -> dict[str, Path]:
@@ -26,7 +26,18 @@ def bundled_policies() -> dict[str, Path]:
     Raises:
         InvalidConfiguration: the installation is incomplete.
     """
-    return {path.stem: path for path in sorted(_directory().glob("*.yaml")) if path.name != _XIDS}
+    return {
+        path.stem: path for path in sorted(_directory().glob("*.yaml")) if path.name not in (_INFRASTRUCTURE, _XIDS)
+    }
+
+
+def bundled_infrastructure_table() -> Path:
+    """Return the file of the bundled table of infrastructure.
+
+    Raises:
+        InvalidConfiguration: the installation is incomplete.
+    """
+    return _directory() / _INFRASTRUCTURE
 
 
 def bundled_xid_table() -> Path:

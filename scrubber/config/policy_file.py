@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scrubber.config.bundled import find_policy
+from scrubber.config.infrastructure_file import load_infrastructure_table, with_groups
 from scrubber.config.policy_format import read_policy
 from scrubber.config.xid_file import XidRow, load_xid_table
 from scrubber.config.yaml_document import parse_yaml, read_regular_file
@@ -61,9 +62,15 @@ def parse_policy(content: bytes, name: str, *, xids: Mapping[int, XidRow]) -> Po
         raise InvalidConfiguration(
             f"{name}:{document.line(())}: a policy is a mapping of keys to values; begin with a line such as name: mine."
         )
-    policy = _with_xid_defaults(read_policy(document, name), xids)
-    overrides = tuple(replace(each, policy=_with_xid_defaults(each.policy, xids)) for each in policy.overrides)
+    policy = _with_tables(read_policy(document, name), xids)
+    overrides = tuple(replace(each, policy=_with_tables(each.policy, xids)) for each in policy.overrides)
     return with_digest(replace(policy, overrides=overrides))
+
+
+def _with_tables(policy: Policy, xids: Mapping[int, XidRow]) -> Policy:
+    """Return ``policy`` with what the bundled tables contain about its XIDs and its groups of infrastructure."""
+    infrastructure = with_groups(policy.infrastructure, load_infrastructure_table())
+    return _with_xid_defaults(replace(policy, infrastructure=infrastructure), xids)
 
 
 def _with_xid_defaults(policy: Policy, table: Mapping[int, XidRow]) -> Policy:
@@ -86,6 +93,8 @@ def policy_digest(policy: Policy) -> str:
     values["xids"], values["unlisted_xid"] = values.pop("error_classes"), values.pop("unlisted_error")
     values["envvar_refused"] = values.pop("injection")["envvar"] is EnvvarInjection.REFUSE
     values["max_temperature_celsius"] = values["limits"].pop("max_temperature_celsius")
+    # Which agents are allowed matters, and not by which key: a group can change with the program.
+    values["infrastructure"] = {each: values["infrastructure"][each] for each in ("all_units", "all_pods")}
     # The first matching pattern of the minimum rates applies, so their order is significant.
     values["diagnostics"]["min_rates"] = list(values["diagnostics"]["min_rates"].items())
     canonical = json.dumps(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from scrubber.config.infrastructure_file import load_infrastructure_table
 from scrubber.config.units import format_codes
 from scrubber.config.value_formats import (
     CODES,
@@ -21,6 +22,7 @@ from scrubber.config.value_formats import (
     NON_EMPTY_TEXT,
     RATE,
     RESOURCE,
+    SERVICE_ACCOUNT_PATTERN,
     SIZE,
     SYSTEMD_UNIT,
     Boolean,
@@ -28,6 +30,7 @@ from scrubber.config.value_formats import (
     Duration,
     Integer,
     KeyFormat,
+    KnownName,
     ListOf,
     MappingOf,
     SectionFormat,
@@ -43,6 +46,7 @@ from scrubber.domain.declaration import Declaration, InvalidSetting, ValueType, 
 from scrubber.domain.diagnostics import CHECK_NAMES
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.health.signal_table import ErrorClass
+from scrubber.domain.infrastructure import InfrastructureClass, InfrastructurePod
 from scrubber.domain.policy import Policy, PolicyOverride, RequiredProof
 
 __all__ = [
@@ -186,15 +190,19 @@ class _Xids(SectionFormat):
         return {**before, **after}
 
 
-class _ServiceAccount(SectionFormat):
-    """A namespace and a service account."""
+class _InfrastructurePod(SectionFormat):
+    """Pods of the node's infrastructure."""
 
-    def read(self, raw: Any, where: Location) -> tuple[str, str]:
+    def read(self, raw: Any, where: Location) -> InfrastructurePod:
         values = super().read(raw, where)
-        return (values["namespace"], values["serviceAccount"])
+        return InfrastructurePod(
+            values["namespace"], values.get("serviceAccount", ""), values.get("class", InfrastructureClass.MONITORING)
+        )
 
     def write(self, value: Any) -> Any:
-        return {"namespace": value[0], "serviceAccount": value[1]}
+        account = {"serviceAccount": value.service_account} if value.service_account else {}
+        other = value.agent_class is not InfrastructureClass.MONITORING
+        return {"namespace": value.namespace, **account, **({"class": value.agent_class.value} if other else {})}
 
 
 class _SecondsByCondition(MappingOf):
@@ -392,13 +400,24 @@ def _list_of(kind: ValueFormat, declared: Declaration, collection: type[Collecti
     return ListOf(kind, declared.example or ListOf.example, collection)
 
 
-_SERVICE_ACCOUNT = _ServiceAccount(
-    "ServiceAccount",
-    "A pod of the node's infrastructure, identified by fields that tenants cannot choose.",
+_INFRASTRUCTURE_POD = _InfrastructurePod(
+    "InfrastructurePod",
+    "Pods of the node's infrastructure, identified by fields that tenants cannot choose.",
     (
-        KeyFormat("namespace", DNS_NAME, "The pod's namespace.", required=True, example="gpu-operator"),
+        KeyFormat("namespace", DNS_NAME, "The pods' namespace.", required=True, example="monitoring"),
         KeyFormat(
-            "serviceAccount", DNS_NAME, "The pod's service account.", required=True, example="nvidia-dcgm-exporter"
+            "serviceAccount",
+            SERVICE_ACCOUNT_PATTERN,
+            "The pods' service account, or its beginning and *. Checked where a pod has a token of its account; "
+            "omitted: any account.",
+            example="dcgm-exporter",
+        ),
+        KeyFormat(
+            "class",
+            Choice(InfrastructureClass),
+            "What they do with devices.",
+            default=InfrastructureClass.MONITORING,
+            example="driver",
         ),
     ),
 )
@@ -434,7 +453,8 @@ _KINDS: Mapping[ValueType, Callable[[Declaration], ValueFormat]] = {
     ValueType.PATTERNS: lambda each: _list_of(NON_EMPTY_TEXT, each),
     ValueType.RESOURCES: lambda each: _list_of(RESOURCE, each),
     ValueType.SYSTEMD_UNITS: lambda each: _list_of(SYSTEMD_UNIT, each, frozenset),
-    ValueType.SERVICE_ACCOUNTS: lambda each: _list_of(_SERVICE_ACCOUNT, each, frozenset),
+    ValueType.INFRASTRUCTURE_GROUPS: lambda each: _list_of(KnownName(load_infrastructure_table), each, frozenset),
+    ValueType.INFRASTRUCTURE_PODS: lambda each: _list_of(_INFRASTRUCTURE_POD, each, frozenset),
     ValueType.SECONDS_BY_CONDITION: lambda _: _SecondsByCondition(Duration(0, or_never=True), _CONDITIONS),
     ValueType.PER_SECOND_BY_MODEL: lambda _: _Floors(),
     ValueType.PROOF_BY_HAND_OVER: _proofs,

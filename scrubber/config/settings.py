@@ -203,6 +203,9 @@ class ServiceSettings:
         metrics_address: address that Prometheus scrapes; None: no metrics are served.
         metrics_required: whether an address in use ends the service; otherwise the service warns and serves no metrics.
         metrics_tls: TLS for scrapes; None: no encryption.
+        probe_address: address of the kubelet's probes; None: no probes are served.
+        reset_journal: socket of systemd's journal to which successful resets are reported for NVSentinel; None: they are
+            not.
         traces: whether traces are sent; OpenTelemetry's own environment variables define the destination.
         node_name: node name in every certificate.
         cgroup_root: where cgroups are mounted; None: determined automatically, where cgroups are used.
@@ -231,6 +234,8 @@ class ServiceSettings:
     metrics_address: Address | None = Address("127.0.0.1", 9464)
     metrics_required: bool = False
     metrics_tls: MetricsTls | None = None
+    probe_address: Address | None = None
+    reset_journal: Path | None = None
     traces: TraceExport = TraceExport.OFF
     node_name: str = field(default_factory=gethostname)
     cgroup_root: Path | None = None

@@ -37,6 +37,7 @@ __all__ = [
     "NON_EMPTY_TEXT",
     "RATE",
     "RESOURCE",
+    "SERVICE_ACCOUNT_PATTERN",
     "SIZE",
     "SYSTEMD_UNIT",
     "Boolean",
@@ -45,6 +46,7 @@ __all__ = [
     "Integer",
     "InvalidValue",
     "KeyFormat",
+    "KnownName",
     "ListOf",
     "MappingOf",
     "ParsedValue",
@@ -210,6 +212,20 @@ class Choice(ValueFormat):
 
 
 @dataclass(frozen=True)
+class KnownName(ValueFormat):
+    """One of the names that ``names`` returns: data of the program, loaded when a name is read."""
+
+    names: Callable[[], Iterable[str]]
+
+    def read(self, raw: Any, where: Location) -> str:
+        names = [*self.names()]
+        return raw if isinstance(raw, str) and raw in names else refuse(where, _unknown_choice_message(str(raw), names))
+
+    def schema(self, definitions: _Schema) -> _Schema:
+        return {"enum": [*self.names()], "type": "string"}
+
+
+@dataclass(frozen=True)
 class Duration(ValueFormat):
     """A duration, or ``never``."""
 
@@ -340,6 +356,10 @@ NAME = Text(
 DNS_NAME = Text(
     r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
     "not a valid name; use lowercase letters, digits and hyphens, such as gpu-operator",
+)
+SERVICE_ACCOUNT_PATTERN = Text(
+    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$|^[a-z0-9][a-z0-9.-]{0,251}\*$",
+    "not a service account; use lowercase letters, digits and hyphens, and * at the end only, such as nvidia-gpu-driver-*",
 )
 SYSTEMD_UNIT = Text(
     r"^[A-Za-z0-9:_.@-]+\.service$", "not a systemd service; write its full name, such as nvidia-dcgm.service"

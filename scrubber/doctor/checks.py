@@ -11,16 +11,27 @@ import time
 from collections.abc import Sequence
 
 from scrubber.doctor.cgroups import cgroups
-from scrubber.doctor.container_runtime import cdi_annotations, toolkit
+from scrubber.doctor.container_runtime import cdi_annotations, nri_annotations, toolkit
 from scrubber.doctor.gpus import device_nodes, driver, persistenced, scrub_on_free, unauthorized_use
 from scrubber.doctor.host import clock, kernel
+from scrubber.doctor.infrastructure import holders, infrastructure_agents, infrastructure_namespaces
 from scrubber.doctor.kubelet import kubelet, pid_namespace, plugins, pod_resources
 from scrubber.doctor.ledger import ledger_disk, ledger_lock, signing_key, state_dir
 from scrubber.doctor.libraries import bindings, driver_libraries, libraries
 from scrubber.doctor.model import CheckContext, CheckFunction, CheckLevel, CheckResult, unknown_result
 from scrubber.doctor.permissions import capabilities, permissions, sockets
 from scrubber.doctor.policy import policy
-from scrubber.doctor.service import audit_head, break_glass, breaker, devices, enforcement, key, service, version
+from scrubber.doctor.service import (
+    audit_head,
+    break_glass,
+    breaker,
+    devices,
+    enforcement,
+    key,
+    service,
+    version,
+    yielded,
+)
 
 __all__ = ["CHECKS", "CHECK_TIMEOUT", "check_node", "run_checks"]
 
@@ -36,9 +47,13 @@ CHECKS: tuple[CheckFunction, ...] = (
     version,
     enforcement,
     devices,
+    holders,
     breaker,
     break_glass,
+    yielded,
     policy,
+    infrastructure_agents,
+    infrastructure_namespaces,
     permissions,
     sockets,
     capabilities,
@@ -50,6 +65,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     audit_head,
     toolkit,
     cdi_annotations,
+    nri_annotations,
     driver,
     driver_libraries,
     bindings,

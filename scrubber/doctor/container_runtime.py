@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from scrubber.doctor.files import list_matching, path_exists, read_text
+from scrubber.adapters.kernel_text import value_in
+from scrubber.doctor.files import list_matching, path_exists, read_bytes, read_text
+from scrubber.doctor.kubelet import sees_node_root
 from scrubber.doctor.model import AS_ROOT, CheckContext, CheckLevel, CheckResult, unknown_result
 
-__all__ = ["cdi_annotations", "toolkit"]
+__all__ = ["cdi_annotations", "nri_annotations", "toolkit"]
 
 ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
@@ -21,6 +24,14 @@ TOOLKIT_CONFIGS = (
 TOOLKIT_PROGRAMS = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
 TOOLKIT_BIN_DIRS = (Path("/usr/bin"), Path("/usr/local/bin"), Path("/usr/local/nvidia/toolkit"))
 
+_INSTALLERS = ("nvidia-ctk-inst", "nvidia-toolkit")
+"""Names of the process that installs the toolkit as a container, as the kernel truncates them."""
+_TRUE = (b"1", b"t", b"T", b"true", b"TRUE", b"True")  # as Go parses them
+_NRI_SETTINGS = (
+    *(b"ENABLE_NRI_PLUGIN=" + each for each in _TRUE),
+    b"--enable-nri-plugin",
+    *(b"--enable-nri-plugin=" + each for each in _TRUE),
+)
 _CDI = "cdi.k8s.io"
 _RUNTIMES = (
     "/etc/containerd/config.toml",
@@ -54,10 +65,17 @@ def toolkit(node: CheckContext) -> Iterator[CheckResult]:
     if not found and programs:
         message = f"{programs[0]} is installed and has no configuration, so {_ANY_POD}."
         yield CheckResult("toolkit-envvar", CheckLevel.ERROR, message, _refuse_envvar(node.path(TOOLKIT_CONFIGS[0])))
+    elif not found and not sees_node_root(node):
+        message = (
+            f"No container toolkit of NVIDIA is visible {_NOT_THE_NODE}, so whether any pod can select GPUs is unknown."
+        )
+        yield CheckResult("toolkit-envvar", CheckLevel.WARNING, message, _ON_THE_NODE)
     elif not found:
         yield CheckResult("toolkit-envvar", CheckLevel.OK, "NVIDIA's container toolkit is not installed.")
 
 
+_NOT_THE_NODE = "here, but this may be a container's root directory instead of the node's"
+_ON_THE_NODE = "Run scrubber doctor as root on the node, or with --node-root /proc/1/root in a pod with hostPID."
 _ANY_POD = "any pod gets every GPU by setting NVIDIA_VISIBLE_DEVICES=all, bypassing the kubelet and this service"
 
 
@@ -135,9 +153,65 @@ def cdi_annotations(node: CheckContext) -> Iterator[CheckResult]:
             )
             remedy = f"Remove that pattern from {option} and restart the runtime; plugins do not need it."
             yield CheckResult("cdi-annotations", CheckLevel.WARNING, message, remedy)
-    if configs and not found:
+    if not configs and not sees_node_root(node):
+        message = (
+            f"No container runtime's configuration is visible {_NOT_THE_NODE}, so whether a pod can select a GPU by an "
+            "annotation is unknown."
+        )
+        yield CheckResult("cdi-annotations", CheckLevel.WARNING, message, _ON_THE_NODE)
+    elif configs and not found:
         message = "The container runtime is not configured to pass on pods' own CDI annotations."
         yield CheckResult("cdi-annotations", CheckLevel.OK, message)
+
+
+def nri_annotations(node: CheckContext) -> Iterator[CheckResult]:
+    """No NRI plugin of NVIDIA's toolkit injects the CDI devices that a pod's own annotation names.
+
+    The plugin is part of the process that installs the toolkit as a container. It injects every kind of device but the
+    management kind, for pods of any namespace (read in version 1.20, not tried). Whether an admission policy refuses such
+    pods is not visible on the node.
+    """
+    try:
+        processes = list_matching(node.path("/proc"), "[0-9]*")
+        if not processes:
+            raise FileNotFoundError(errno.ENOENT, "No process is visible", str(node.path("/proc")))
+        injecting = [path.name for path in processes if _is_installer(path) and _runs_nri_plugin(path)]
+    except OSError as error:
+        yield unknown_result("nri-annotations", "whether a pod can select a GPU by an annotation is unknown", error)
+        return
+    if injecting:
+        message = (
+            f"NVIDIA's container toolkit (PID {injecting[0]}) runs its NRI plugin, which gives any pod the GPU that the "
+            "pod's annotation nvidia.cdi.k8s.io/container.NAME names, bypassing the kubelet and this service."
+        )
+        remedy = (
+            "Apply deploy/kubernetes/admission, which refuses such pods; this check cannot see whether it is applied. Or "
+            "set cdi.nriPluginEnabled=false in the GPU Operator."
+        )
+        yield CheckResult("nri-annotations", CheckLevel.WARNING, message, remedy)
+    else:
+        message = "No process with the NRI plugin of NVIDIA's container toolkit is visible here."
+        yield CheckResult("nri-annotations", CheckLevel.OK, message)
+
+
+def _is_installer(process: Path) -> bool:
+    try:
+        return value_in(read_bytes(process / "comm")) in _INSTALLERS
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return False
+
+
+def _runs_nri_plugin(process: Path) -> bool:
+    """Return whether the variable or the flag that starts the NRI plugin is set.
+
+    Raises:
+        OSError: this cannot be read.
+    """
+    try:
+        words = b"\0" + read_bytes(process / "environ") + b"\0" + read_bytes(process / "cmdline") + b"\0"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return any(b"\0%b\0" % each in words for each in _NRI_SETTINGS)
 
 
 def _imported_configs(node: CheckContext, config: Path) -> list[Path]:

@@ -24,6 +24,7 @@ __all__ = [
     "format_mode",
     "group_name",
     "has_listener",
+    "is_same_directory",
     "list_matching",
     "lock_holder",
     "path_exists",
@@ -65,6 +66,14 @@ def read_bytes(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"It has more than {max_bytes} bytes", str(path))
     return content
+
+
+def is_same_directory(first: Path, second: Path) -> bool:
+    """Whether both paths are one directory; False if one of them is missing or may not be looked at."""
+    try:
+        return first.samefile(second)
+    except OSError:
+        return False
 
 
 def path_exists(path: Path) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from scrubber.doctor.files import has_listener, list_matching, path_exists
+from scrubber.doctor.files import has_listener, is_same_directory, list_matching, path_exists
 from scrubber.doctor.model import AS_ROOT, CheckContext, CheckLevel, CheckResult, unknown_result
 
-__all__ = ["kubelet", "pid_namespace", "plugins", "pod_resources", "pod_resources_socket"]
+__all__ = ["kubelet", "pid_namespace", "plugins", "pod_resources", "pod_resources_socket", "sees_node_root"]
 
 _START_HINT = "systemctl status kubelet; or pass its directory (its --root-dir) with --kubelet-dir."
 _OUR_SOCKET_PREFIX = "scrubber-"
@@ -152,6 +152,20 @@ def pod_resources(node: CheckContext) -> Iterator[CheckResult]:
     yield CheckResult(
         "pod-resources", CheckLevel.OK, f"The kubelet answers and is trusted; according to its list, {has}."
     )
+
+
+def sees_node_root(node: CheckContext) -> bool:
+    """Return whether a file that is missing here is certainly missing on the node.
+
+    The user said where the node's root directory is; or this process sees the processes of the node, and PID 1 has the
+    same root directory. Without root's rights that directory is not readable, so the answer is no.
+    """
+    if node.root_of_init is None:
+        return True
+    from scrubber.adapters.kubelet.pid_namespace import find_problem, read_pid_namespace
+
+    problem = find_problem(read_pid_namespace(pod_resources_socket(node), node.path("/proc")))
+    return problem is None and is_same_directory(node.root, node.root_of_init)
 
 
 def pid_namespace(node: CheckContext) -> Iterator[CheckResult]:

@@ -23,6 +23,7 @@ __all__ = [
     "CheckResult",
     "DeviceReport",
     "KubeletReport",
+    "ReportedHolder",
     "ServicePaths",
     "ServiceReport",
     "unknown_result",
@@ -59,12 +60,33 @@ def unknown_result(name: str, what: str, error: OSError, remedy: str = AS_ROOT) 
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedHolder:
+    """A process that holds a device, as the service reports it.
+
+    Attributes:
+        kind: its kind; ``validation`` for a program of the node's infrastructure.
+        since: seconds since the epoch.
+    """
+
+    pid: int
+    command: str = ""
+    kind: str = "process"
+    code: str = ""
+    namespace: str = ""
+    pod: str = ""
+    pod_uid: str = ""
+    unit: str = ""
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceReport:
     """One device as the service reports it.
 
     Attributes:
         unauthorized_users: number of processes that use it without a grant.
         uninspected_processes: number of findings of its last scrub that name processes which could not be inspected.
+        holders: processes beside which the device, which is free, cannot be cleared.
         break_glass_until: end of the break-glass override, in seconds since the epoch; None while none is active.
     """
 
@@ -76,6 +98,7 @@ class DeviceReport:
     policy: str = "default"
     unauthorized_users: int = 0
     uninspected_processes: int = 0
+    holders: tuple[ReportedHolder, ...] = ()
     break_glass_until: float | None = None
     break_glass: str = ""
 
@@ -106,6 +129,8 @@ class ServiceReport:
         kubelet_status: "ok", or why the service does not trust the kubelet's lists; empty if it reports neither.
         pid: its PID in its PID namespace; 0 if it reports none.
         admin_group, read_group: groups whose members may administer and read; empty if there is none.
+        yield_reasons: why the node is yielded, one text for each request; empty while it is not.
+        yield_remaining: PIDs of processes of the service that could not be killed and may use the driver.
     """
 
     error: str = ""
@@ -132,6 +157,8 @@ class ServiceReport:
     pid: int = 0
     admin_group: str = ""
     read_group: str = ""
+    yield_reasons: tuple[str, ...] = ()
+    yield_remaining: tuple[int, ...] = ()
     paths: ServicePaths = ServicePaths()
 
     @property
@@ -162,6 +189,7 @@ class KubeletReport:
         remarks: other inconsistencies: a checkpoint or a directory that cannot be read.
         is_permission_denied: whether this user may not query it.
         containers_with_devices: number of containers in its list with devices of ours.
+        pods_with_devices: namespace and name of the pods of these containers.
     """
 
     was_queried: bool = False
@@ -171,6 +199,7 @@ class KubeletReport:
     remarks: tuple[str, ...] = ()
     is_permission_denied: bool = False
     containers_with_devices: int = 0
+    pods_with_devices: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +208,10 @@ class CheckContext:
 
     Attributes:
         root: the node's root directory as seen from this process.
+        root_of_init: the root directory of PID 1, to prove that ``root`` is the node's and not a container's; None if the
+            user named ``root``.
         kubelet_dir: the kubelet's directory, as a path on the node.
+        pod_logs: the directory of the kubelet's pod logs, as seen from this process.
         toolkit_configs: configuration files of NVIDIA's toolkit; empty for the usual paths.
         socket_dir: the directory of the service's sockets, as seen from this process.
         state_dir: the service's state directory, as seen from this process.
@@ -192,7 +224,9 @@ class CheckContext:
     service: ServiceReport
     kubelet: KubeletReport = KubeletReport()
     root: Path = Path("/")
+    root_of_init: Path | None = None
     kubelet_dir: Path = Path("/var/lib/kubelet")
+    pod_logs: Path = Path("/var/log/pods")
     toolkit_configs: tuple[Path, ...] = ()
     socket_dir: Path = Path("/run/scrubber")
     state_dir: Path = Path("/var/lib/scrubber")

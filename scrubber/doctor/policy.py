@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from scrubber.doctor.model import AS_ROOT, CheckContext, CheckLevel, CheckResult
 from scrubber.domain.errors import InvalidConfiguration
 
-__all__ = ["policy"]
+__all__ = ["active_policy_file", "policy"]
 
 _RELOAD = (
     "systemctl reload scrubber.service makes the service read it again, and scrubber history shows the "
@@ -19,7 +19,7 @@ _RELOAD = (
 def policy(node: CheckContext) -> Iterator[CheckResult]:
     """The file that the service would start with is a valid policy, and is the policy in force."""
     service = node.service
-    file = node.policy or _active_policy_file(node)
+    file = node.policy or active_policy_file(node)
     if not file:
         if service.is_available:
             message = f"The policy {service.policy} is in force; its file is unknown."
@@ -71,7 +71,7 @@ def policy(node: CheckContext) -> Iterator[CheckResult]:
     yield CheckResult("policy", CheckLevel.OK, f"{file} is in force: {found.name}, digest {found.digest[:12]}.")
 
 
-def _active_policy_file(node: CheckContext) -> str:
+def active_policy_file(node: CheckContext) -> str:
     """Return the file that the service names, or the bundled policy of that name; empty where neither is known."""
     if node.service.paths.policy is not None:
         return str(node.path(node.service.paths.policy))

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scrubber.doctor.model import DeviceReport, KubeletReport, ServicePaths, ServiceReport
+from scrubber.doctor.model import DeviceReport, KubeletReport, ReportedHolder, ServicePaths, ServiceReport
 from scrubber.domain.assignment import Trust
 from scrubber.domain.errors import PermissionDenied, ScrubberError
 
@@ -71,6 +71,8 @@ def _service_report(
         devices_error=devices_refusal,
         policy_error=info.policy_rejection,
         kubelet_status=info.kubelet_status,
+        yield_reasons=tuple(f"{each.actor}: {each.reason}" for each in info.node_yield.requests),
+        yield_remaining=tuple(info.node_yield.remaining_pids),
         pid=info.pid,
         admin_group=info.admin_group,
         read_group=info.read_group,
@@ -95,10 +97,25 @@ def _device_report(device: pb.Device) -> DeviceReport:
         policy=device.policy,
         unauthorized_users=len(device.unauthorized_users),
         uninspected_processes=len(device.uninspected_processes),
+        holders=tuple(_holder_report(each) for each in device.holders if each.blocking and device.hygiene != "in-use"),
         break_glass_until=device.break_glass.expires_at if broken else None,
         break_glass=f"{device.break_glass.actor} set a break-glass override ({device.break_glass.reason})"
         if broken
         else "",
+    )
+
+
+def _holder_report(holder: pb.DeviceHolder) -> ReportedHolder:
+    return ReportedHolder(
+        pid=holder.pid,
+        command=holder.command,
+        kind=holder.kind,
+        code=holder.code,
+        namespace=holder.namespace,
+        pod=holder.pod,
+        pod_uid=holder.pod_uid,
+        unit=holder.unit,
+        since=holder.since,
     )
 
 
@@ -159,7 +176,10 @@ async def query_kubelet(
         message=reading.untrusted_reason,
         is_recently_started=reading.trust is Trust.EMPTY_AFTER_RESTART,
         remarks=reading.caveats,
-        containers_with_devices=len(reading.assignments),
+        containers_with_devices=sum(bool(each.devices) for each in reading.assignments),
+        pods_with_devices=frozenset(
+            (each.pod.namespace, each.pod.name) for each in reading.assignments if each.devices
+        ),
     )
 
 

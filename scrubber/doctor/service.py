@@ -180,6 +180,22 @@ def break_glass(node: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult("break-glass", CheckLevel.OK, "No break-glass override is active.")
 
 
+def yielded(node: CheckContext) -> Iterator[CheckResult]:
+    """The service uses the driver: the node is not yielded to work that needs the driver for itself."""
+    status = node.service
+    if not status.is_available:
+        return
+    if not status.yield_reasons:
+        yield CheckResult("yield", CheckLevel.OK, "The node is not yielded.")
+        return
+    message = f"The node is yielded, so every device is withheld. Requested by {', '.join(status.yield_reasons)}."
+    if status.yield_remaining:
+        pids = ", ".join(map(str, status.yield_remaining))
+        message += f" The driver is still in use by processes of the service that cannot be killed: PID {pids}."
+    remedy = "scrubber resume --reason TEXT ends the operators' request; the plugin's ends with the label of the node."
+    yield CheckResult("yield", CheckLevel.WARNING, message, remedy)
+
+
 def audit_head(node: CheckContext) -> Iterator[CheckResult]:
     """The head of the audit log, to be stored outside the node: with it a truncated end is detected."""
     status = node.service

@@ -27,7 +27,9 @@ def _claim(result: StepResult) -> str:
     values = {name: "?" if value is None else str(value) for name, value in result.measured.items()}
     match result.step:
         case Step.HOLDERS if "earlier_pods" in values:
-            return f"holders: none; earlier pods ended: {values['earlier_pods']}, leftovers killed: {values['leftovers_killed']}"
+            allowed = values.get("infrastructure_holders", "0")
+            who = "none" if allowed == "0" else f"none but infrastructure that the policy allows ({allowed})"
+            return f"holders: {who}; earlier pods ended: {values['earlier_pods']}, leftovers killed: {values['leftovers_killed']}"
         case Step.HOLDERS:
             return "holders: none"
         case Step.MEMORY:

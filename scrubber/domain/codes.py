@@ -96,6 +96,10 @@ class ErrorCode(StrEnum):
     )
 
     # Why a start is refused for now.
+    NODE_YIELDED = (
+        "node-yielded",
+        "The node is yielded, so that others can work with its driver; starts are tried again until that has ended.",
+    )
     BREAKER_OPEN = (
         "breaker-open",
         "The node's circuit breaker is open, so that no recovery resets the device now; look for a common cause of the faults.",

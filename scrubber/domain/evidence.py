@@ -122,10 +122,20 @@ class FindingCode(StrEnum):
         "The device does not answer which processes hold it; the scrub continues, because it resets the device.",
         (_HOLDERS, _NOTE),
     )
+    HOLDER_ENDED = (
+        "holder-ended",
+        "A process that never had the device held it when the scrub looked first, and not when it looked again.",
+        (_HOLDERS, _NOTE),
+    )
     INFRASTRUCTURE_HOLDER = (
         "infrastructure-holder",
         "A process of the node's infrastructure has the device open, which the policy allows.",
         (_HOLDERS, _NOTE),
+    )
+    VALIDATION_HOLDER = (
+        "validation-holder",
+        "A program of the node's infrastructure uses the device; the scrub is repeated until it has ended.",
+        (_HOLDERS, _BLOCKING),
     )
     LEFTOVERS_KILLED = (
         "leftovers-killed",

@@ -16,6 +16,7 @@ from scrubber.domain.evidence import PathKind, ScrubTrigger, Step
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.health.history import DAY, MAX_ENTRIES
 from scrubber.domain.health.signal_table import COMMON_SIGNALS, ErrorClass, SignalTable
+from scrubber.domain.infrastructure import InfrastructurePod, InfrastructureUnit
 
 __all__ = [
     "MAX_HAND_OVER_SECONDS",
@@ -232,20 +233,30 @@ class DiagnosticsRule:
 
 @dataclass(frozen=True, slots=True)
 class Infrastructure:
-    """Holders that belong to the node: recorded and never killed, but they block a reset. Never identified by process name."""
+    """Holders that belong to the node: recorded and never killed, but they block a reset. Identified by systemd unit, or by the namespace of a pod as the kubelet records it; never by a name that a pod's author can choose."""
 
+    groups: frozenset[str] = setting(
+        frozenset({"aks", "eks", "gke", "gpu-operator", "gpud", "systemd"}),
+        "Groups of agents from infrastructure.yaml.",
+        ValueType.INFRASTRUCTURE_GROUPS,
+        example="[systemd, gpu-operator]",
+    )
     systemd_units: frozenset[str] = setting(
-        frozenset({"nvidia-persistenced.service", "nvidia-fabricmanager.service"}),
-        "systemd units, such as nvidia-dcgm.service.",
-        ValueType.SYSTEMD_UNITS,
-        example="[nvidia-dcgm.service]",
-    )
-    pods: frozenset[tuple[str, str]] = setting(
         frozenset(),
-        "Pods by namespace and service account.",
-        ValueType.SERVICE_ACCOUNTS,
-        example="[{namespace: gpu-operator, serviceAccount: nvidia-dcgm}]",
+        "Further systemd units, such as my-monitor.service.",
+        ValueType.SYSTEMD_UNITS,
+        example="[my-monitor.service]",
     )
+    pods: frozenset[InfrastructurePod] = setting(
+        frozenset(),
+        "Further pods by namespace, and by service account where it is given and the pod has a token of its account.",
+        ValueType.INFRASTRUCTURE_PODS,
+        example="[{namespace: monitoring, serviceAccount: dcgm-exporter}]",
+    )
+    all_units: frozenset[InfrastructureUnit] = frozenset()
+    """The units of the groups, and those listed here."""
+    all_pods: frozenset[InfrastructurePod] = frozenset()
+    """The pods of the groups, and those listed here."""
 
 
 @dataclass(frozen=True, slots=True)

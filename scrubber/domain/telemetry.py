@@ -64,6 +64,9 @@ class HolderKind(StrEnum):
     UNTRACEABLE = "ghost"
     """The device is held, but no process can be found that holds it."""
     INFRASTRUCTURE = "infrastructure"
+    """The policy allows it beside every tenant."""
+    VALIDATION = "validation"
+    """The node's infrastructure runs a program on the device: it is never killed, but the device is dirty afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,16 @@ class Holder:
     Attributes:
         started: start time in clock ticks since boot.
         command: for the operator only; never in a pod's status.
+        owner: of infrastructure, its systemd unit or pod (``namespace/name``); for the operator only.
+        memory_bytes: memory of the device that the driver attributes to it; 0 where that is unknown.
     """
 
     pid: int
     started: int
     kind: HolderKind = HolderKind.PROCESS
     command: str = ""
+    owner: str = ""
+    memory_bytes: int = 0
 
     @property
     def identity(self) -> tuple[int, int]:

@@ -23,6 +23,8 @@ class UseKind(StrEnum):
     """The kubelet assigned the device to its pod and started the pod without a hand-over."""
     UNAUTHORIZED = "unauthorized-process"
     """Neither a grant nor an assignment by the kubelet gives the device to its pod."""
+    VALIDATION = "validation"
+    """A program of the node's infrastructure uses the device, which makes it dirty."""
     UNDETERMINED = "undetermined"
     """The device was granted to a pod that no source names, or the kubelet has not listed this pod yet."""
 

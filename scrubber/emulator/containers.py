@@ -113,6 +113,7 @@ class ContainerRuntime:
         async with self._starting:
             if uid in self._pods:
                 return
+            self._refuse_removed(uid)
             group = None
             if self._groups is not None:
                 group = self._groups / f"pod{uid}"
@@ -139,6 +140,7 @@ class ContainerRuntime:
             pod = self._pods.get(uid)
             if pod is None:
                 raise ContainerStartFailed("the pod's sandbox is gone")
+            self._refuse_removed(uid)
             running = pod.containers.get(name)
             if running is not None and running.exit_code is None:
                 return running
@@ -149,6 +151,10 @@ class ContainerRuntime:
             raise ContainerStartFailed("the pod was removed while its container was made")
         return container
 
+    def _refuse_removed(self, uid: str) -> None:
+        if uid in self._removed:
+            raise ContainerStartFailed("the pod was removed")
+
     def container(self, uid: str, name: str) -> Container | None:
         """Return the last run of a container, ended or not."""
         pod = self._pods.get(uid)
@@ -158,9 +164,13 @@ class ContainerRuntime:
         return uid in self._pods
 
     async def remove_pod(self, uid: str) -> None:
-        """End what still runs of the pod, then its sandbox. Children that the pod leaves live on, in their group."""
+        """End what still runs of the pod, then its sandbox. Children that the pod leaves live on, in their group.
+
+        A start in progress is waited for: nothing of the pod is started any more when this returns.
+        """
         self._removed.add(uid)
-        pod = self._pods.get(uid)
+        async with self._starting:
+            pod = self._pods.get(uid)
         if pod is None:
             return
         for container in (*pod.containers.values(), pod.sandbox):

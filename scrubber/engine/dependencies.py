@@ -10,7 +10,7 @@ from typing import Any
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.policy import Policy
 from scrubber.ports.device import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
-from scrubber.ports.node import Assignments, Containers
+from scrubber.ports.node import Assignments, Containers, Owners
 from scrubber.ports.record import AuditLog, Certificates, Journal, Ledger, Signer
 from scrubber.ports.runtime import NOOP_TRACER, Clock, Tracer
 
@@ -37,6 +37,7 @@ class Dependencies:
     diagnostics: Diagnostics
     assignments: Assignments
     containers: Containers
+    owners: Owners
     ledger: Ledger
     audit_log: AuditLog
     certificates: Certificates

@@ -38,6 +38,7 @@ class GrantRequest:
 
     Args:
         earlier_grants: all grants that the node knows, for the baseline of a pod that has other devices too.
+        require_service: raises NotReady if devices cannot be handed over now.
 
     Attributes:
         result: the granted devices as committed to the ledger; None until the commit.
@@ -51,6 +52,7 @@ class GrantRequest:
         dependencies: Dependencies,
         pods: PodTracker,
         earlier_grants: Callable[[], Iterable[Grant]],
+        require_service: Callable[[], None],
     ) -> None:
         self._call = call
         self._controllers = [each.controller for each in call.devices]
@@ -58,6 +60,7 @@ class GrantRequest:
         self._dependencies = dependencies
         self._pods = pods
         self._earlier = earlier_grants
+        self._require_service = require_service
         self._began = dependencies.clock.monotonic()
         self._held: tuple[DeviceController, DeviceRecord] | None = None
         self.result: tuple[GrantedDevice, ...] | None = None
@@ -124,6 +127,7 @@ class GrantRequest:
                 for controller, each in zip(self._controllers, prepared, strict=True)
             ):
                 return None  # the policy changed since, or a break-glass override ended
+            self._require_service()
             change, granted = LedgerChange(), []
             left_out: list[Event] = []
             for controller, each, baseline in zip(self._controllers, prepared, baselines, strict=True):

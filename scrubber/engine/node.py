@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import KubeletReading, Pod, Trust
-from scrubber.domain.errors import InvalidRequest, ScrubberError
+from scrubber.domain.errors import ScrubberError
 from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis
 from scrubber.domain.pods import PodState
 from scrubber.domain.policy import EnvvarInjection
@@ -26,6 +26,7 @@ from scrubber.engine.prepare import RequestedDevice, ResolvedCall
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.resource_ids import ResourceIds
 from scrubber.engine.views import CertificateStatus, CertificateView, GrantedDevice, HandOverCall, NodeView, ServiceView
+from scrubber.engine.yielding import YieldControl, withheld_views
 from scrubber.ports.record import AuditLogPage, Event, HistoryEntry, HistoryQuery
 from scrubber.ports.runtime import Span
 
@@ -39,6 +40,7 @@ class Node:
         service_view: returns the view of the service; called each time because the policy and the ledger's health can
             change.
         epoch: changes with every start of the service.
+        yields: the requests to yield the node; while there is one, nothing is handed over.
 
     Attributes:
         pods: tracks the pods that have, or had, a device.
@@ -49,11 +51,14 @@ class Node:
         kubelet_restarts: number of detected kubelet restarts.
     """
 
-    def __init__(self, *, dependencies: Dependencies, service_view: Callable[[], ServiceView], epoch: str) -> None:
+    def __init__(
+        self, *, dependencies: Dependencies, service_view: Callable[[], ServiceView], epoch: str, yields: YieldControl
+    ) -> None:
         self._dependencies = dependencies
         self._info = service_view
         self._publisher = Publisher(epoch)
         self._ready = False
+        self.yields = yields
         self._undelivered: dict[tuple[RequestedDevice, ...], _Undelivered] = {}
         self._ids = ResourceIds()
         self._refusals = RefusedStarts(dependencies.clock)
@@ -88,6 +93,10 @@ class Node:
         self._ready = True
         self._publish()
 
+    def publish_yield(self) -> None:
+        """Publish that the node is yielded: from now on every device is withheld."""
+        self._publish()
+
     def update_notices(self, reading: KubeletReading) -> None:
         """Forget pods that no longer exist, and publish notices that have become due."""
         self._refusals.prune(reading)
@@ -96,12 +105,14 @@ class Node:
     def _publish(self) -> None:
         self.devices.retry_removals()
         info, views = self._info(), self.devices.views()
+        views = withheld_views(views) if self.yields.record.is_yielded else views
         self._publisher.publish(
             views,
             ready=self._ready,
             ledger_status=info.ledger_status,
             refuses_envvar=info.policy.injection.envvar is EnvvarInjection.REFUSE,
             notices=(*self._refusals.notices(info.policy.stuck_pods), *out_of_service_notices(views)),
+            yielded=self.yields.message,
         )
 
     # -- queries ---------------------------------------------------------------------------------------------------
@@ -114,14 +125,17 @@ class Node:
 
     def service_view(self) -> ServiceView:
         kubelet = _kubelet_status(self.pods.reading)
-        return replace(self._info(), breaker=self.devices.breaker.state.open, kubelet_status=kubelet)
+        return replace(
+            self._info(),
+            breaker=self.devices.breaker.state.open,
+            kubelet_status=kubelet,
+            yields=self.yields.record.yields,
+        )
 
     async def certificate(self, id: str) -> CertificateView:
         found = await self._dependencies.certificates.certificate(id)
         if found is None:
-            raise InvalidRequest(
-                f"The ledger has no certificate {id!r}; old certificates are pruned with the audit log."
-            )
+            raise refusals.no_certificate(id)
         if found.next_grant is not None:
             return CertificateView(found, CertificateStatus.CONSUMED)
         current = {record.certificate.id for record in self.devices.records() if record.certificate is not None}
@@ -163,7 +177,7 @@ class Node:
             wait = limit if call.wait_seconds is None else max(0.0, min(limit, call.wait_seconds))
             self.waiting_starts += 1
             try:
-                self._publisher.view.require_ready()
+                self._require_service()
                 resolved = ResolvedCall(
                     devices=self._requested(call.resource, call.devices),
                     resource=call.resource,
@@ -202,7 +216,11 @@ class Node:
     async def _grant(self, call: ResolvedCall, span: Span) -> tuple[GrantedDevice, ...]:
         self.devices.track_pods()
         request = GrantRequest(
-            call, dependencies=self._dependencies, pods=self.pods, earlier_grants=self.devices.open_grants
+            call,
+            dependencies=self._dependencies,
+            pods=self.pods,
+            earlier_grants=self.devices.open_grants,
+            require_service=self._require_service,
         )
         try:
             return await request.run()
@@ -261,6 +279,16 @@ class Node:
             if following != last.assignment or following.pod.uid is None or await _used_since(controller, last):
                 return False
         return True
+
+    def _require_service(self) -> None:
+        """Raise unless devices can be handed over at all.
+
+        Raises:
+            NotReady: the service is starting, or the node is yielded.
+        """
+        self._publisher.view.require_ready()
+        if self.yields.record.is_yielded:
+            raise refusals.node_yielded(self.yields.message)
 
     def _requested(self, resource: str, ids: Sequence[str]) -> tuple[RequestedDevice, ...]:
         """Return the meaning of ``ids`` of ``resource``, one entry per device, ordered by device ID.

@@ -29,6 +29,7 @@ class Publisher:
         ledger_status: str,
         refuses_envvar: bool,
         notices: tuple[PodNotice, ...] = (),
+        yielded: str = "",
     ) -> None:
         """Publish a view, unless nothing in it changed."""
         seen = self._view
@@ -39,6 +40,7 @@ class Publisher:
             ledger_status=ledger_status,
             refuses_envvar=refuses_envvar,
             notices=notices,
+            yielded=yielded,
         )
         if view == seen:
             return

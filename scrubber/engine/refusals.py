@@ -6,12 +6,13 @@ from collections.abc import Collection
 
 from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import DeviceBusy, DeviceFault, NotReady, Quarantined, Unreadable
+from scrubber.domain.errors import DeviceBusy, DeviceFault, InvalidRequest, NotReady, Quarantined, Unreadable
 from scrubber.domain.pods import PodLiveness
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import Holder
 
 __all__ = [
+    "NODE_YIELDED",
     "assigned_by_another_plugin",
     "attempts_exhausted",
     "being_scrubbed",
@@ -22,6 +23,8 @@ __all__ = [
     "device_unreadable",
     "earlier_pod_running",
     "held_by_own_pod",
+    "no_certificate",
+    "node_yielded",
     "out_of_service_message",
     "pod_unreadable",
     "quarantined",
@@ -31,6 +34,7 @@ __all__ = [
     "scrub_blocked",
     "service_starting",
     "unassigned",
+    "withheld_message",
 ]
 
 # -- starts -----------------------------------------------------------------------------------------------------------
@@ -42,6 +46,24 @@ def service_starting() -> NotReady:
         public_message="The scrub service is starting. The start is retried.",
         code=ErrorCode.SERVICE_STARTING,
     )
+
+
+NODE_YIELDED = "The node's GPU driver is being serviced, so no device is handed over until that has ended."
+"""Message for a pod's status on a yielded node."""
+
+
+def node_yielded(reason: str) -> NotReady:
+    """Return the refusal of a node that is yielded for ``reason``."""
+    return NotReady(
+        f"The node is yielded: the service does not use the driver and hands over no device. {reason} To end it, run "
+        "scrubber resume.",
+        public_message=NODE_YIELDED,
+        code=ErrorCode.NODE_YIELDED,
+    )
+
+
+def no_certificate(id: str) -> InvalidRequest:
+    return InvalidRequest(f"The ledger has no certificate {id!r}; old certificates are pruned with the audit log.")
 
 
 def out_of_service_message(record: DeviceRecord, recovery_blocker: str) -> str:
@@ -56,6 +78,11 @@ def out_of_service_message(record: DeviceRecord, recovery_blocker: str) -> str:
     why = f" ({cause.code})" if cause is not None else ""
     way = f" {cause.recovery_message}" if cause is not None else ""
     return f"Device {record.device} is {record.health.value}{why}.{way}{f' {recovery_blocker}' if recovery_blocker else ''}"
+
+
+def withheld_message(device: str) -> str:
+    """Return the message about a device that a process without a grant holds, for a pod's status."""
+    return f"Device {device} is held by a process that has no grant for it. It is offered again when that has ended."
 
 
 def quarantined(device: str, reason: str, *, public_message: str) -> Quarantined:

@@ -96,11 +96,10 @@ async def _check_users(context: ScrubContext, pods: int) -> StepResult:
             for owner, user in (await _unauthorized_users(context)).items():
                 if owner in before:
                     who = f"PID {user.pid} ({user.command or 'unknown'})"
-                    found.append(
-                        context.blocking_finding(
-                            Step.HOLDERS, FindingCode.UNKNOWN_HOLDER, f"{who} uses the device without a grant."
-                        )
-                    )
+                    code, what = FindingCode.UNKNOWN_HOLDER, "uses the device without a grant"
+                    if user.kind is HolderKind.VALIDATION:
+                        code, what = FindingCode.VALIDATION_HOLDER, "of the node's infrastructure uses the device"
+                    found.append(context.blocking_finding(Step.HOLDERS, code, f"{who} {what}."))
     except RetryableError as away:
         found.append(context.blocking_finding(Step.HOLDERS, away.code, str(away)))
     seconds = dependencies.clock.monotonic() - start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -12,6 +12,8 @@ from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.evidence import Certificate, PathKind, ScrubRecord, Step
 from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.health.breaker import BreakerState
+from scrubber.domain.infrastructure import NamedHolder
+from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.reset_plan import ResetPlan
@@ -32,6 +34,7 @@ __all__ = [
     "ScrubUpdate",
     "Service",
     "ServiceView",
+    "Yields",
 ]
 
 
@@ -42,26 +45,31 @@ class DeviceView:
     Attributes:
         scrub: ID of the scrub in progress.
         advertised: whether the device is advertised to the kubelet as healthy.
+        withheld: message for a pod's status why it is not advertised although it is in service: a process without a
+            grant holds it, or the node is yielded; empty otherwise.
         policy: the policy of this device.
         recovery_blocker: why its recovery cannot continue, beyond its cause; empty otherwise.
         unauthorized_users: a message for each process that used it without a grant at the last check.
         uninspected_processes: a message for each process that several walks of its last scrub could not finish
             inspecting.
+        holders: the holders that its last scrub and the last check of its users found.
     """
 
     device: Device
     record: DeviceRecord
     scrub: str | None = None
     advertised: bool = True
+    withheld: str = ""
     policy: Policy = field(default_factory=Policy)
     recovery_blocker: str = ""
     unauthorized_users: tuple[str, ...] = ()
     uninspected_processes: tuple[str, ...] = ()
+    holders: tuple[NamedHolder, ...] = ()
 
     @property
     def refusal_message(self) -> str:
         """Message about the device for a pod's status; empty while the device is in service. Names no tenant."""
-        return refusals.out_of_service_message(self.record, self.recovery_blocker)
+        return self.withheld or refusals.out_of_service_message(self.record, self.recovery_blocker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,7 @@ class NodeView:
         ledger_status: ``"ok"``, or the message why no device is handed over.
         refuses_envvar: whether the policy refuses devices that are passed to a runtime in an environment variable.
         notices: notices for the owners of pods.
+        yielded: why the node is yielded, for operators; empty while it is not. Devices are then as last seen, or none.
     """
 
     version: int
@@ -102,6 +111,7 @@ class NodeView:
     ledger_status: str = "ok"
     refuses_envvar: bool = False
     notices: tuple[PodNotice, ...] = ()
+    yielded: str = ""
 
     def require_ready(self) -> None:
         """Raise unless the view contains every device.
@@ -173,6 +183,9 @@ class ServiceView:
         policy_error: why the current policy file is not in force; empty otherwise.
         kubelet_status: ``"ok"``, or the message why the kubelet's lists are not trusted; empty before the first
             reading.
+        yields: requests to yield the node; empty while it is not yielded.
+        driver_closed: whether no process of the service uses the driver: only while the node is yielded.
+        remaining_pids: child processes that could not be killed, and may use the driver of a yielded node.
         admin_group, read_group: groups whose members may run actions and read; empty: no group.
     """
 
@@ -191,6 +204,9 @@ class ServiceView:
     kubelet_status: str = ""
     admin_group: str = ""
     read_group: str = ""
+    yields: tuple[YieldRequest, ...] = ()
+    driver_closed: bool = False
+    remaining_pids: tuple[int, ...] = ()
 
 
 class CertificateStatus(StrEnum):
@@ -275,8 +291,35 @@ class Actions(Protocol):
         """
 
 
+class Yields(Protocol):
+    """Requests to yield the node: to close the driver and to withhold every device until the last of them ends."""
+
+    @property
+    def record(self) -> NodeRecord:
+        """The requests in effect."""
+
+    async def request(self, requester: YieldRequester, reason: str, actor: str) -> None:
+        """Request that the node be yielded; returns when that is durable, before the driver is closed.
+
+        A reason of the plugin that an operator has overridden requests nothing.
+
+        Raises:
+            InvalidRequest: no reason.
+            LedgerFailure: nothing has changed.
+        """
+
+    async def withdraw(self, requesters: Collection[YieldRequester], reason: str, actor: str) -> None:
+        """End the requests of ``requesters``; all of them: an operator overrides the plugin's.
+
+        Raises:
+            LedgerFailure: nothing has changed.
+        """
+
+
 class Service(Protocol):
-    """The engine's interface for the servers; :class:`scrubber.engine.node.Node` is the only implementation.
+    """The engine's interface for the servers.
+
+    :class:`scrubber.engine.node.Node` implements it, and :class:`scrubber.engine.yielding.YieldedNode` without a driver.
 
     Every method may raise the errors of :mod:`scrubber.domain.errors`.
     """
@@ -284,6 +327,10 @@ class Service(Protocol):
     @property
     def actions(self) -> Actions:
         """Actions that operators may run."""
+
+    @property
+    def yields(self) -> Yields:
+        """The requests to yield the node."""
 
     def view(self) -> NodeView:
         """The current state, without waiting."""

@@ -6,22 +6,12 @@ everything else that the plugin needs.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from scrubber.domain.errors import InvalidConfiguration
+from scrubber.observability.tcp_listener import TcpListener, listen_on
 
-__all__ = [
-    "MAX_CONNECTIONS",
-    "MetricsListener",
-    "MetricsPortUnavailable",
-    "bind_metrics_port",
-    "bind_metrics_port_or_warn",
-]
-
-MAX_CONNECTIONS = 32
-"""Limit of connections that are served at the same time; further ones are closed without a response."""
+__all__ = ["MetricsPortUnavailable", "bind_metrics_port", "bind_metrics_port_or_warn"]
 
 
 class MetricsPortUnavailable(InvalidConfiguration):
@@ -31,43 +21,22 @@ class MetricsPortUnavailable(InvalidConfiguration):
         super().__init__(f"Metrics cannot be served on {address}: {why}. Choose another --metrics-address, or off.")
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsListener:
-    """A bound port, on which clients wait until it is served."""
-
-    socket: socket.socket
-    address: str
-
-    def close(self) -> None:
-        """Release the port; no effect when it is closed already."""
-        self.socket.close()
-
-
-def bind_metrics_port(host: str, port: int) -> MetricsListener:
+def bind_metrics_port(host: str, port: int) -> TcpListener:
     """Bind the port.
 
     Raises:
         MetricsPortUnavailable: the address cannot be bound.
     """
-    bracketed = f"[{host}]" if ":" in host else host
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        taken = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(place)
-            taken.listen(MAX_CONNECTIONS)
-        except OSError:
-            taken.close()
-            raise
+        return listen_on(host, port)
     except OSError as error:
-        raise MetricsPortUnavailable(f"{bracketed}:{port}", error.strerror or str(error)) from error
-    return MetricsListener(taken, f"{bracketed}:{taken.getsockname()[1]}")
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise MetricsPortUnavailable(where, error.strerror or str(error)) from error
 
 
 def bind_metrics_port_or_warn(
     host: str, port: int, *, required: bool, warn: Callable[[str], object]
-) -> MetricsListener | None:
+) -> TcpListener | None:
     """Bind the port; if it is not ``required``, a failure only disables the metrics, with a warning.
 
     Raises:

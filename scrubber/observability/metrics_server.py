@@ -29,7 +29,8 @@ from prometheus_client.exposition import gzip_accepted
 from prometheus_client.registry import Collector
 
 from scrubber.domain.errors import InvalidConfiguration
-from scrubber.observability.metrics_port import MAX_CONNECTIONS, MetricsListener, bind_metrics_port
+from scrubber.observability.metrics_port import bind_metrics_port
+from scrubber.observability.tcp_listener import MAX_CONNECTIONS, TcpListener
 
 __all__ = [
     "MetricsServer",
@@ -145,7 +146,7 @@ def serve_metrics(
 
 
 def serve_metrics_on(
-    listener: MetricsListener,
+    listener: TcpListener,
     app: WsgiApp,
     *,
     report: Callable[[str], object],

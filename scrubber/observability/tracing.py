@@ -380,6 +380,7 @@ class OpenTelemetryLogHandler(logging.Handler):
         """Install this as the only handler of OpenTelemetry's process-wide loggers, replacing an earlier one."""
         library = logging.getLogger("opentelemetry")
         library.propagate = False
+        library.setLevel(logging.WARNING)  # whatever the level of our own log is: a warning may refuse a setting
         library.handlers[:] = [self]
 
     def emit(self, record: logging.LogRecord) -> None:

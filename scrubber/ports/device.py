@@ -5,12 +5,13 @@ A backend implements all of these ports for one kind of device; :class:`DeviceBa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.diagnostics import DiagnosticCheck, DiagnosticLevel
+from scrubber.domain.infrastructure import InfrastructureProcess
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderReport, Signal, Snapshot
 
@@ -80,7 +81,7 @@ class Holders(Protocol):
     ) -> HolderReport:
         """All processes that hold ``device``, except the service's own children; may walk ``/proc``.
 
-        Infrastructure that the policy names is in the report, marked as such. When :meth:`is_held` returns true and the
+        Infrastructure that the policy allows is in the report, marked as such. When :meth:`is_held` returns true and the
         walk finds no holder and leaves nothing unfinished, the report contains one holder of kind ``UNTRACEABLE``. The
         next call for the same scrub continues with what was left unfinished.
 
@@ -268,7 +269,7 @@ class Resetter(Protocol):
 
 
 class ChildCounts(Protocol):
-    """Numbers of child processes that a backend has started, for the metrics."""
+    """The child processes that a backend has started: their numbers, for the metrics, and those that remain."""
 
     @property
     def starts(self) -> Mapping[str, int]:
@@ -278,10 +279,19 @@ class ChildCounts(Protocol):
     def abandoned_total(self) -> int:
         """Number of child processes that survived SIGKILL and were abandoned."""
 
+    def pids(self) -> frozenset[int]:
+        """PIDs of the child processes that are not known to be dead. After the backend is closed: abandoned ones."""
 
-InfrastructureLookup = Callable[[int], Awaitable[str | None]]
-"""Returns the infrastructure name of a process that belongs to the node's infrastructure; None for any other process.
-"""
+
+class InfrastructureLookup(Protocol):
+    """Recognizes processes of the node's infrastructure."""
+
+    async def __call__(self, pid: int, *, has_context: bool) -> InfrastructureProcess | None:
+        """What ``pid`` is to the policy; None for a process that is not infrastructure, or has exited.
+
+        Args:
+            has_context: whether it has a context on the device, and does not merely have the device open.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

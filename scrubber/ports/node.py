@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from scrubber.domain.assignment import KubeletReading, Pod, Process
+from scrubber.domain.infrastructure import ProcessOwner
 
-__all__ = ["Assignments", "Containers"]
+__all__ = ["Assignments", "Containers", "Owners"]
 
 
 class Assignments(Protocol):
@@ -80,3 +81,8 @@ class Containers(Protocol):
 
     def not_covered(self) -> tuple[str, ...]:
         """What this way of identifying containers cannot detect; empty with cgroups."""
+
+
+class Owners(Protocol):
+    async def owner_of(self, pid: int) -> ProcessOwner:
+        """What ``pid`` belongs to, for display only; never raises, and is empty where nothing is known."""

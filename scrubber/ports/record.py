@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from scrubber.domain.evidence import Certificate, ScrubRecord
+from scrubber.domain.node_record import NodeRecord
 from scrubber.domain.record import DeviceRecord, Grant
 
 __all__ = [
@@ -124,6 +125,7 @@ class LedgerChange:
         certificates: issued or used (``next_grant`` is now set) certificates, stored under their ID.
         scrubs: started or finished scrubs, stored under their ID.
         events: events that become audit rows, in order.
+        node: the new record of the node; None when it does not change.
     """
 
     records: tuple[DeviceRecord, ...] = ()
@@ -131,6 +133,7 @@ class LedgerChange:
     certificates: tuple[Certificate, ...] = ()
     scrubs: tuple[ScrubRecord, ...] = ()
     events: tuple[Event, ...] = ()
+    node: NodeRecord | None = None
 
     def __or__(self, other: LedgerChange) -> LedgerChange:
         """Combine both changes into one transaction."""
@@ -140,15 +143,17 @@ class LedgerChange:
             self.certificates + other.certificates,
             self.scrubs + other.scrubs,
             self.events + other.events,
+            self.node if other.node is None else other.node,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """State at a start: the record of each device, scrubs that never finished, and the head of the audit chain."""
+    """State at a start: the records of the devices and the node, scrubs that never finished, and the audit chain's head."""
 
     records: Mapping[str, DeviceRecord] = field(default_factory=dict)
     unfinished_scrubs: tuple[ScrubRecord, ...] = ()
+    node: NodeRecord = field(default_factory=NodeRecord)
     head_sequence: int = 0
     head_hash: str = ""
 

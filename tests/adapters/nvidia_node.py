@@ -91,9 +91,8 @@ class NvidiaNode:
         await self.children.close()
 
 
-async def _no_infrastructure(_: int) -> str | None:
+async def _no_infrastructure(pid: int, *, has_context: bool) -> None:
     """Treat no process as infrastructure."""
-    return None
 
 
 @asynccontextmanager

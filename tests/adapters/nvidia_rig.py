@@ -113,6 +113,5 @@ async def started(machine: Machine, state: Path, *, question: float = 5.0) -> As
     assert children.pids() == frozenset()
 
 
-async def _no_infrastructure(_: int) -> str | None:
+async def _no_infrastructure(pid: int, *, has_context: bool) -> None:
     """Treat no process as infrastructure."""
-    return None

@@ -214,7 +214,9 @@ ROOT = Path(__file__).parents[2]
 READERS = ("scrubber/adapters", "scrubber/doctor", "plugin")
 ALLOWED = {
     ("plugin/cluster/client.py", "split"): "the API server's words, made one line for a log",
+    ("plugin/cluster/deploy_labels.py", "strip"): "a list that an operator wrote",
     ("plugin/nvidia/injection.py", "strip"): "a list that an operator wrote",
+    ("plugin/nvidia/settings.py", "strip"): "a list that an operator wrote",
     ("plugin/upstream/allocate_response.py", "strip"): "names that a vendor's plugin answers",
     ("scrubber/adapters/kubelet/pod_resources.py", "split"): "gRPC's words, made one line for a message",
     ("scrubber/adapters/ledger/saved_heads.py", "strip"): "an audit head that an operator gives",

@@ -8,6 +8,7 @@ import pytest
 
 from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.domain.errors import LedgerFailure
+from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
 from scrubber.ports.record import Event, HistoryQuery, LedgerChange, LedgerState
 from tests.adapters.ledger_bench import KINDS, Bench, bench_of
@@ -57,6 +58,18 @@ class TestEveryLedger:
         assert state.records == {GPU: first, OTHER_GPU: second}
         assert state.unfinished_scrubs == (scrub("S-2", finished=False, device=OTHER_GPU),)
         assert state.head_sequence == 2
+
+    async def test_requests_to_yield_the_node_are_loaded_until_they_are_withdrawn(self, bench: Bench) -> None:
+        ledger, _ = await bench.start()
+        requested = NodeRecord((YieldRequest(YieldRequester.OPERATOR, "driver upgrade", "uid:0", 99.5),))
+        await ledger.commit(LedgerChange(node=requested))
+        await ledger.commit(LedgerChange(events=(event(),)))
+        ledger, state = await bench.start()
+        assert state.node == requested
+        overridden = NodeRecord(overridden="label is paused")
+        await ledger.commit(LedgerChange(node=overridden))
+        _, state = await bench.start()
+        assert state.node == overridden
 
     async def test_finished_scrub_is_no_longer_under_way(self, bench: Bench) -> None:
         ledger, _ = await bench.start()

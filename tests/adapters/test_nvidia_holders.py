@@ -19,7 +19,8 @@ from scrubber.adapters.nvidia.holders import IdleMemory, NvidiaHolders
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
 from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import DeviceLost, Unavailable, Unreadable
-from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
+from scrubber.domain.infrastructure import InfrastructureClass, InfrastructureProcess, infrastructure_kind
+from scrubber.domain.telemetry import HolderKind, HolderReport
 from tests.adapters.sim_rig import Tenant
 from tests.nvidia.machine import MIB, Machine
 from tests.walks import finished_report
@@ -32,15 +33,17 @@ UNSEEN = (
     "process is inspected, files registered with io_uring, access through /dev/nvidia-uvm or /dev/dri only, "
     "and device nodes that are opened later without a driver context"
 )
+DRIVER = (InfrastructureClass.DRIVER, "nvidia-fabricmanager.service")
+MONITOR = (InfrastructureClass.MONITORING, "gpu-operator/nvidia-dcgm-exporter-2jklm")
 GONE = 4_000_000  # allowed, but beyond any PID that Linux assigns by default
 
 
 class Node:
-    """The machine, its tenants, and the holders under test. ``names``: the PIDs that are infrastructure by policy."""
+    """The machine, its tenants, and the holders under test. ``agents``: infrastructure by policy, by PID."""
 
     def __init__(self, machine: Machine, *, walk_deadline: float = 20.0, look_budget: float | None = None) -> None:
         self.machine = machine
-        self.names: dict[int, str] = {}
+        self.agents: dict[int, tuple[InfrastructureClass, str]] = {}
         self.children = Children()
         places = machine.places
         self._questions = RequestPool(
@@ -55,7 +58,7 @@ class Node:
             self.children,
             self._questions,
             places,
-            infrastructure=self._name,
+            infrastructure=self._find,
             walk_deadline=walk_deadline,
             process_budget=look_budget,
             idle=IdleMemory(ALLOWANCE, MARGIN),
@@ -63,8 +66,12 @@ class Node:
         )
         self._tenants: list[Tenant] = []
 
-    async def _name(self, pid: int) -> str | None:
-        return self.names.get(pid)
+    async def _find(self, pid: int, *, has_context: bool) -> InfrastructureProcess | None:
+        agent = self.agents.get(pid)
+        if agent is None:
+            return None
+        agent_class, owner = agent
+        return InfrastructureProcess(infrastructure_kind(agent_class, has_context=has_context), owner)
 
     def run(self, program: str, *arguments: str) -> Tenant:
         self._tenants.append(Tenant([sys.executable, "-c", program, *arguments]))
@@ -293,20 +300,39 @@ async def test_stopped_holder_is_reported_as_a_process(node: Node, device: Devic
 
 async def test_infrastructure_process_is_named_and_does_not_hold_the_device(node: Node, device: Device) -> None:
     daemon = node.open(node.machine.gpus[0].node)
-    node.names[daemon.pid] = "nvidia-persistenced.service"
+    node.agents[daemon.pid] = DRIVER
     node.machine.gpus[0].add_process(daemon.pid, 2 * ALLOWANCE)
     assert not await node.holders.is_held(device)
     (holder,) = (await node.holders.list_holders(device)).holders
-    assert holder == Holder(
-        daemon.pid, holder.started, HolderKind.INFRASTRUCTURE, command="nvidia-persistenced.service"
-    )
+    assert (holder.kind, holder.owner, holder.memory_bytes) == (HolderKind.INFRASTRUCTURE, DRIVER[1], 2 * ALLOWANCE)
+
+
+async def test_monitoring_agent_with_the_device_node_open_does_not_hold_the_device(node: Node, device: Device) -> None:
+    agent = node.open(node.machine.gpus[0].node)
+    node.agents[agent.pid] = MONITOR
+    assert not await node.holders.is_held(device)
+    (holder,) = (await node.holders.list_holders(device)).holders
+    assert (holder.kind, holder.owner) == (HolderKind.INFRASTRUCTURE, MONITOR[1])
+    assert await node.holders.list_users(device) == ()
+
+
+async def test_monitoring_agent_with_a_context_holds_the_device_as_validation(node: Node, device: Device) -> None:
+    """Memory that it uses is neither free nor explained away: the device is not cleared beside it."""
+    agent = node.open(node.machine.gpus[0].node)
+    node.agents[agent.pid] = MONITOR
+    node.machine.gpus[0].add_process(agent.pid, 2 * ALLOWANCE)
+    assert await node.holders.is_held(device)
+    assert await node.kinds(device) == {agent.pid: HolderKind.VALIDATION}
+    (user,) = await node.holders.list_users(device)
+    assert (user.kind, user.owner, user.memory_bytes) == (HolderKind.VALIDATION, MONITOR[1], 2 * ALLOWANCE)
+    assert await node.holders.wait_until_idle(device, 0.0) == ALLOWANCE
 
 
 async def test_memory_that_infrastructure_does_not_account_for_is_an_untraceable_holder(
     node: Node, device: Device
 ) -> None:
     daemon = node.open(node.machine.gpus[0].node)
-    node.names[daemon.pid] = "gpu-operator/nvidia-dcgm"
+    node.agents[daemon.pid] = DRIVER
     node.machine.gpus[0].add_process(daemon.pid, None)
     node.machine.gpus[0].set("used", ALLOWANCE + MIB)
     assert await node.holders.is_held(device)
@@ -315,7 +341,7 @@ async def test_memory_that_infrastructure_does_not_account_for_is_an_untraceable
 
 async def test_tenant_beside_infrastructure_holds_the_device(node: Node, device: Device) -> None:
     daemon, tenant = node.open(node.machine.gpus[0].node), node.open(node.machine.gpus[0].node)
-    node.names[daemon.pid] = "nvidia-persistenced.service"
+    node.agents[daemon.pid] = DRIVER
     node.machine.gpus[0].add_process(daemon.pid, 0)
     node.machine.gpus[0].add_process(tenant.pid, 0)
     assert await node.holders.is_held(device)
@@ -327,7 +353,7 @@ async def test_process_with_a_reused_pid_does_not_inherit_an_infrastructure_name
 ) -> None:
     """The name belonged to an earlier process with that PID: the one that was found has another start time."""
     tenant = node.open(node.machine.gpus[0].node)
-    node.names[tenant.pid] = "nvidia-persistenced.service"
+    node.agents[tenant.pid] = DRIVER
     monkeypatch.setattr("scrubber.adapters.nvidia.holders.start_time", lambda _: 1)
     assert await node.kinds(device) == {tenant.pid: HolderKind.PROCESS}
 
@@ -436,11 +462,11 @@ async def test_process_in_any_driver_list_is_a_user_of_the_device(node: Node, de
 
 async def test_infrastructure_users_are_marked_as_infrastructure(node: Node, device: Device) -> None:
     daemon, tenant = node.open("/dev/null"), node.open("/dev/null")
-    node.names[daemon.pid] = "gpu-operator/nvidia-dcgm"
+    node.agents[daemon.pid] = DRIVER
     for each in (daemon, tenant):
         node.machine.gpus[0].add_process(each.pid, MIB)
-    users = {user.pid: (user.kind, user.command) for user in await node.holders.list_users(device)}
-    assert users[daemon.pid] == (HolderKind.INFRASTRUCTURE, "gpu-operator/nvidia-dcgm")
+    users = {user.pid: (user.kind, user.owner) for user in await node.holders.list_users(device)}
+    assert users[daemon.pid] == (HolderKind.INFRASTRUCTURE, DRIVER[1])
     assert users[tenant.pid][0] is HolderKind.PROCESS
 
 
@@ -545,7 +571,7 @@ async def test_uninspected_infrastructure_process_blocks_no_device(tmp_path: Pat
         device, _ = await node.inventory.devices()
         daemon = node.open(machine.gpus[0].node)
         assert daemon.pid in {each.pid for each in (await node.holders.list_holders(device)).uninspected}
-        node.names[daemon.pid] = "nvidia-persistenced.service"
+        node.agents[daemon.pid] = DRIVER
         assert daemon.pid not in {each.pid for each in (await node.holders.list_holders(device)).uninspected}
         await node.close()
 

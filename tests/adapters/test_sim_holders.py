@@ -18,8 +18,9 @@ from scrubber.adapters.sim.backend import SimBackend
 from scrubber.adapters.sim.layout import load_node, write_json
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceLost, Unavailable, Unreadable
+from scrubber.domain.infrastructure import InfrastructureClass, InfrastructureProcess, infrastructure_kind
 from scrubber.domain.telemetry import HolderKind
-from tests.adapters.sim_rig import Sim, make
+from tests.adapters.sim_rig import Sim, Tenant, make
 from tests.walks import finished_report
 
 
@@ -288,3 +289,107 @@ def test_holder_check_does_not_kill_a_process_that_changes_the_device_layout(tmp
             with suppress(BlockingIOError):
                 os.close(os.open(memory, os.O_RDONLY | os.O_NONBLOCK))
         assert changing.returncode == 0
+
+
+# --- infrastructure, and processes that have only the device's node open
+
+
+KEEP_OPEN = """
+import json, os, signal, sys
+kept = [os.open(path, os.O_RDWR) for path in sys.argv[1:]]
+print(json.dumps({"ready": True}), flush=True)
+signal.pause()
+"""
+
+
+class Agents:
+    """A backend with a lookup that knows the PIDs in ``owners``."""
+
+    def __init__(self) -> None:
+        self.owners: dict[int, str] = {}
+
+    async def __call__(self, pid: int, *, has_context: bool) -> InfrastructureProcess | None:
+        owner = self.owners.get(pid)
+        kind = infrastructure_kind(InfrastructureClass.MONITORING, has_context=has_context)
+        return None if owner is None else InfrastructureProcess(kind, owner)
+
+
+@pytest.fixture
+def agents(sim: Sim) -> Agents:
+    made = Agents()
+    sim.backend.holders._infrastructure = made
+    return made
+
+
+def keep_open(sim: Sim, *paths: Path) -> Tenant:
+    return sim.run([sys.executable, "-c", KEEP_OPEN, *map(str, paths)]).until_ready()
+
+
+async def test_process_with_only_the_node_open_is_a_holder(sim: Sim, device: Device) -> None:
+    tenant = keep_open(sim, sim.files(device).node)
+    assert await kinds(sim, device) == {tenant.pid: HolderKind.PROCESS}
+    assert [user.pid for user in await sim.backend.holders.list_users(device)] == [tenant.pid]
+
+
+async def test_monitoring_agent_with_the_node_open_does_not_hold_the_device(
+    sim: Sim, device: Device, agents: Agents
+) -> None:
+    agent = keep_open(sim, sim.files(device).node)
+    agents.owners[agent.pid] = "gpu-operator/exporter-x"
+    assert not await sim.backend.holders.is_held(device)
+    line = f"holders: gpu-operator/exporter-x (PID {agent.pid}) has the device open, as the policy allows"
+    assert sim.backend.holders.not_covered(device) == (line,)
+    (holder,) = (await finished_report(sim.backend.holders, device)).holders
+    assert (holder.pid, holder.kind, holder.owner) == (
+        agent.pid,
+        HolderKind.INFRASTRUCTURE,
+        "gpu-operator/exporter-x",
+    )
+    agent.end()
+    assert not await sim.backend.holders.is_held(device)
+    assert sim.backend.holders.not_covered(device) == ()
+
+
+async def test_unknown_process_beside_a_monitoring_agent_holds_the_device(
+    sim: Sim, device: Device, agents: Agents
+) -> None:
+    agent, tenant = (keep_open(sim, sim.files(device).node) for _ in range(2))
+    agents.owners[agent.pid] = "gpu-operator/exporter-x"
+    assert await kinds(sim, device) == {agent.pid: HolderKind.INFRASTRUCTURE, tenant.pid: HolderKind.PROCESS}
+
+
+async def test_infrastructure_with_the_memory_open_holds_the_device_as_validation(
+    sim: Sim, device: Device, agents: Agents
+) -> None:
+    agent = keep_open(sim, sim.files(device).node, sim.files(device).memory)
+    agents.owners[agent.pid] = "gpu-operator/validator-x"
+    assert await kinds(sim, device) == {agent.pid: HolderKind.VALIDATION}
+    (user,) = await sim.backend.holders.list_users(device)
+    assert (user.kind, user.owner) == (HolderKind.VALIDATION, "gpu-operator/validator-x")
+
+
+async def test_descriptor_in_flight_beside_a_monitoring_agent_is_an_untraceable_holder(
+    sim: Sim, device: Device, agents: Agents
+) -> None:
+    agent = keep_open(sim, sim.files(device).node)
+    agents.owners[agent.pid] = "gpu-operator/exporter-x"
+    sim.start(device, "--in-flight", "--hold", "forever").until_ready()
+    assert await kinds(sim, device) == {agent.pid: HolderKind.INFRASTRUCTURE, 0: HolderKind.UNTRACEABLE}
+
+
+async def test_missing_node_is_a_lost_device(sim: Sim, device: Device) -> None:
+    sim.files(device).node.unlink()
+    with pytest.raises(DeviceLost, match="is gone"):
+        await sim.backend.holders.is_held(device)
+
+
+async def test_monitoring_agent_without_time_for_inspection_blocks_no_device(
+    sim: Sim, device: Device, agents: Agents
+) -> None:
+    agent = keep_open(sim, sim.files(device).node)
+    sim.backend.holders._budget = Budget(per_process=0.0, total=10.0)
+    assert agent.pid in {each.pid for each in (await sim.backend.holders.list_holders(device)).uninspected}
+    agents.owners[agent.pid] = "gpu-operator/exporter-x"
+    assert agent.pid not in {each.pid for each in (await sim.backend.holders.list_holders(device)).uninspected}
+    with sim.hold(device):
+        assert agent.pid in {each.pid for each in (await sim.backend.holders.list_holders(device)).uninspected}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
@@ -11,6 +11,7 @@ from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Outcome, PathKind, ScrubRecord, ScrubTrigger, Step
 from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.health.breaker import BreakerState
+from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import BreakGlass, DeviceRecord
 from scrubber.domain.reset_plan import ResetPlan
@@ -69,6 +70,22 @@ def of_record(of: Device, record: DeviceRecord) -> DeviceView:
     return DeviceView(of, record, advertised=record.advertised, policy=POLICY)
 
 
+class FakeYields:
+    """A :class:`scrubber.engine.views.Yields` that keeps the requests in memory."""
+
+    def __init__(self, note: Callable[[object], None]) -> None:
+        self.record = NodeRecord()
+        self._note = note
+
+    async def request(self, requester: YieldRequester, reason: str, actor: str) -> None:
+        self._note(("yield", requester, reason, actor))
+        self.record = self.record.with_request(YieldRequest(requester, reason, actor, 1000.0))
+
+    async def withdraw(self, requesters: Collection[YieldRequester], reason: str, actor: str) -> None:
+        self._note(("resume", *sorted(requesters), reason, actor))
+        self.record = self.record.without(*requesters)
+
+
 class FakeNode:
     """A :class:`scrubber.engine.views.Service`.
 
@@ -102,6 +119,7 @@ class FakeNode:
         self.past: list[HistoryEntry] = []
         self.plan = ResetPlan("GPU-a0", "a test", ())
         self.actions = self
+        self.yields = FakeYields(self._note)
         self.audit_log: tuple[AuditRow, ...] = ()
         self.head = AuditHead()
 
@@ -135,7 +153,8 @@ class FakeNode:
             return self._view
 
     def service_view(self) -> ServiceView:
-        return ServiceView("0.1.0", "sim", IDENTITY, POLICY, self.ledger, self._view.epoch, self.breaker)
+        view = ServiceView("0.1.0", "sim", IDENTITY, POLICY, self.ledger, self._view.epoch, self.breaker)
+        return replace(view, yields=self.yields.record.yields)
 
     async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
         self._note(("announce", resource, dict(mapping)))

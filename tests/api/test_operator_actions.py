@@ -14,12 +14,13 @@ import pytest
 
 from scrubber.adapters.signing.ed25519 import EphemeralKey, verify_signature
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.api.client import AdminClient, ReadClient
+from scrubber.api.client import AdminClient, PluginClient, ReadClient
 from scrubber.api.server import serve
 from scrubber.api.sockets import Purpose, Sockets, grpc_target
 from scrubber.domain.baseline import Baseline, baseline_facts
 from scrubber.domain.errors import DeviceBusy, DriverTimeout, InvalidRequest, NotReady, Refused, ScrubberError
 from scrubber.domain.evidence import Step
+from scrubber.domain.node_record import YieldRequester
 from scrubber.domain.statement import sign_certificate
 from scrubber.engine.views import CertificateStatus, CertificateView, DeviceView, ScrubUpdate
 from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow, HistoryQuery
@@ -285,3 +286,36 @@ async def test_older_service_without_a_method_reports_the_missing_method(node: O
             await call(b"", timeout=DEADLINE)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "Unknown method" in str(refused.value.details())
+
+
+async def test_yield_and_resume_arrive_with_reason_and_actor_and_report_what_remains(short_tmp: Path) -> None:
+    node = FakeNode()
+    async with serve(node, Sockets(short_tmp / "s"), grace=0), AdminClient(short_tmp / "s") as operator:
+        async with PluginClient(short_tmp / "s") as plugin:
+            await plugin.set_yield("label is paused", timeout=DEADLINE)
+            answer = await operator.yield_node("driver upgrade")
+            assert [(each.requester, each.actor, each.reason) for each in answer.requests] == [
+                ("plugin", "plugin", "label is paused"),
+                ("operator", ACTOR, "driver upgrade"),
+            ]
+            left = await operator.resume_node("done")
+            assert [each.requester for each in left.requests] == ["plugin"]
+            await plugin.set_yield("", timeout=DEADLINE)
+        async with ReadClient(short_tmp / "s") as reader:
+            assert not (await reader.service_info()).HasField("node_yield")
+
+
+async def test_operator_can_end_the_request_of_the_plugin_to_yield_the_node(short_tmp: Path) -> None:
+    node = FakeNode()
+    async with serve(node, Sockets(short_tmp / "s"), grace=0), AdminClient(short_tmp / "s") as operator:
+        await node.yields.request(YieldRequester.PLUGIN, "label is paused", "plugin")
+        assert not (await operator.resume_node("the label was forgotten", all_requests=True)).requests
+        assert node.requests[-1] == ("resume", "operator", "plugin", "the label was forgotten", ACTOR)
+
+
+async def test_reason_of_the_plugin_that_is_too_long_for_the_audit_log_is_refused(short_tmp: Path) -> None:
+    node = FakeNode()
+    async with serve(node, Sockets(short_tmp / "s"), grace=0), PluginClient(short_tmp / "s") as plugin:
+        with pytest.raises(InvalidRequest, match="at most 500"):
+            await plugin.set_yield("x" * 501, timeout=DEADLINE)
+        assert not node.yields.record.is_yielded

@@ -23,7 +23,7 @@ from tests.api.service import FakeNode
 
 DEADLINE = 30.0
 METHODS = {
-    Purpose.PLUGIN: ("GetSnapshot", "WatchSnapshots", "Reserve", "HandOver", "SetResourceMapping"),
+    Purpose.PLUGIN: ("GetSnapshot", "WatchSnapshots", "Reserve", "HandOver", "SetResourceMapping", "SetYield"),
     Purpose.READ: (
         "ListDevices",
         "WatchDevices",
@@ -33,7 +33,16 @@ METHODS = {
         "GetCertificate",
         "ReadAudit",
     ),
-    Purpose.ADMIN: ("Scrub", "Quarantine", "Unquarantine", "BreakGlass", "Reset", "AcceptBaseline"),
+    Purpose.ADMIN: (
+        "Scrub",
+        "Quarantine",
+        "Unquarantine",
+        "BreakGlass",
+        "Reset",
+        "AcceptBaseline",
+        "YieldNode",
+        "ResumeNode",
+    ),
 }
 GARBAGE = b"\xff\xff\xff\xff garbage"
 

@@ -303,7 +303,7 @@ class TestCandidates:
         assert "devices" in await bash("scrubber")
 
     async def test_offered_policies_are_the_bundled_ones(self, short_tmp: Path) -> None:
-        shipped = {each.stem for each in (ROOT / "policies").glob("*.yaml")} - {"xid"}
+        shipped = {each.stem for each in (ROOT / "policies").glob("*.yaml")} - {"infrastructure", "xid"}
         for words in (("policy", "show", ""), ("serve", "--policy", ""), ("policy", "check", "default", "")):
             found = await answers(short_tmp, *words)
             assert {each[1] for each in found if each[0] == "plain"} == shipped

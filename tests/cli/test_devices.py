@@ -177,6 +177,33 @@ class TestDevices:
         assert [each["CAUSE"] for each in rows] == ["unauthorized-use", "xid-95, unauthorized-use", "unauthorized-use"]
         assert rows[0]["MESSAGE"] == "PID 7 uses it. PID 8 uses it."
 
+    async def test_holder_that_keeps_a_device_dirty_is_its_cause_and_named(
+        self, service: Service, short_tmp: Path
+    ) -> None:
+        agent = pb.DeviceHolder(
+            pid=4711, command="dcgm-exporter", kind="process", code="unknown-holder", namespace="monitoring",
+            pod="dcgm-exporter-x", pod_uid="u", since=60.0, blocking=True,
+        )  # fmt: skip
+        allowed = pb.DeviceHolder(pid=8, kind="infrastructure", code="infrastructure-holder", unit="a.service")
+        of_host = pb.DeviceHolder(pid=9, command="python", code="unknown-holder", since=60.0, blocking=True)
+        unnamed = pb.DeviceHolder(pid=9, code="validation-holder", pod_uid="u-1", since=60.0, blocking=True)
+        service.devices = [
+            pb.Device(id="a", index="0", hygiene="dirty", holders=[agent, allowed]),
+            pb.Device(id="b", index="1", hygiene="dirty", holders=[of_host], unauthorized_users=["PID 9 uses it."]),
+            pb.Device(id="c", index="2", hygiene="dirty", holders=[unnamed]),
+            pb.Device(id="d", index="3", hygiene="in-use", holders=[agent]),
+            pb.Device(id="e", index="4", hygiene="clean", holders=[allowed]),
+        ]
+        rows = cells((await run(short_tmp, "devices", "-o", "wide")).out)
+        causes = ["unknown-holder", "unauthorized-use", "validation-holder", "-", "-"]
+        assert [each["CAUSE"] for each in rows] == causes
+        since = "since 1970-01-01T00:01:00Z."
+        assert [each["MESSAGE"] for each in rows[:3]] == [
+            f"Held by PID 4711 (dcgm-exporter) of monitoring/dcgm-exporter-x {since}",
+            f"PID 9 uses it. Held by PID 9 (python), outside all pods, {since}",
+            f"Held by PID 9 (unknown) of pod u-1 {since}",
+        ]
+
     async def test_table_has_few_columns_and_wide_has_all(self, service: Service, short_tmp: Path) -> None:
         table, wide = [(await run(short_tmp, "devices", "-o", output)).out for output in ("table", "wide")]
         few = ["INDEX", "DEVICE", "HYGIENE", "HEALTH", "TENANT", "CAUSE"]

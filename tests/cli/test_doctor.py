@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from scrubber.api import scrubber_pb2 as pb
+from scrubber.cli.commands.doctor import doctor
 from scrubber.doctor.checks import CHECKS, check_node, run_checks
 from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, DeviceReport, ServiceReport
 from scrubber.doctor.queries import query_kubelet, query_service
@@ -67,12 +69,14 @@ def test_well_configured_node_has_no_remedies(node: CheckContext) -> None:
     checks = check_node(node)
     assert [check for check in checks if check.level is not CheckLevel.OK or check.remedy] == []
     assert [check.name for check in checks] == [
-        *("service", "version", "enforcement", "devices", "breaker", "break-glass", "policy", "permissions", "sockets"),
+        *("service", "version", "enforcement", "devices", "holders", "breaker", "break-glass", "yield", "policy"),
+        *("infrastructure-agents", "infrastructure-namespaces", "permissions", "sockets"),
         *("capabilities", "state-dir", "ledger-disk", "ledger-lock", "signing-key", "signing-key-id", "audit-head"),
         *(
             "toolkit-envvar",
             "toolkit-volume-mounts",
             "cdi-annotations",
+            "nri-annotations",
             "driver",
             "driver-libraries",
             "driver-bindings",
@@ -90,6 +94,22 @@ def test_well_configured_node_has_no_remedies(node: CheckContext) -> None:
     ]
 
 
+@pytest.mark.parametrize(("root", "of_init"), [("/", Path("/proc/1/root")), ("/elsewhere", None)])
+def test_root_directory_is_compared_with_that_of_pid_1_unless_the_user_named_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: str, of_init: Path | None
+) -> None:
+    checked: list[CheckContext] = []
+
+    def check(node: CheckContext) -> tuple[CheckResult, ...]:
+        checked.append(node)
+        return ()
+
+    monkeypatch.setattr("scrubber.cli.commands.doctor.check_node", check)
+    with pytest.raises(typer.Exit):
+        doctor(socket=tmp_path / "nothing", node_root=Path(root))
+    assert [each.root_of_init for each in checked] == [of_init]
+
+
 def test_every_check_runs_on_an_empty_node(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
     node = CheckContext(
@@ -104,6 +124,7 @@ def test_every_check_runs_on_an_empty_node(tmp_path: Path) -> None:
         ("service", CheckLevel.WARNING),
         ("state-dir", CheckLevel.WARNING),
         ("toolkit-envvar", CheckLevel.OK),
+        ("nri-annotations", CheckLevel.WARNING),
         ("driver", CheckLevel.WARNING),
         ("kubelet", CheckLevel.WARNING),
         ("pid-namespace", CheckLevel.WARNING),

@@ -24,6 +24,8 @@ COMMANDS = {
     ("quarantine",),
     ("unquarantine",),
     ("break-glass",),
+    ("yield",),
+    ("resume",),
     ("history",),
     ("reset-plan",),
     ("doctor",),
@@ -69,6 +71,8 @@ FLAGS = {
         *(
             "--pod-logs-dir",
             *METRICS,
+            "--probe-address",
+            "--nvsentinel-reset-journal",
             "--traces",
             "--node-name",
             "--cgroup-root",
@@ -91,7 +95,18 @@ FLAGS = {
         *("--driver-root", "--nvidia-driver-root", "--dev-root", "--nvidia-dev-root", "--driver-root-ctr-path"),
         *("--container-driver-root", "--cdi-annotation-prefix", "--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
         *("--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled", "--fail-on-init-error", "--config-file"),
-        *("--upstream-dir", "--cluster-reporting", "--node-name", *METRICS, "--traces", "--ready-file"),
+        *("--upstream-dir", "--cluster-reporting", "--node-name", *METRICS, "--probe-address", "--traces"),
+        *("--taint", "--condition-type", "--condition-polarity", "--nvsentinel-socket", "--nvsentinel-strategy"),
+        "--yield-labels",
+        *(
+            "--driver-ready-file",
+            "--kubelet-socket",
+            "--device-discovery-strategy",
+            "--cdi-feature-flags",
+            "--mps-root",
+        ),
+        *("--cdi-disable-hooks", "--shared-devices-allocation-policy", "--imex-channel-ids", "--imex-required"),
+        *("--host-root-ctr-path", "--runtime-check"),
     },
     ("devices",): {"--watch", "--socket-dir", "--output", "--no-headers"},
     ("device",): {"--limit", "--socket-dir", "--output", "--no-headers"},
@@ -218,7 +233,7 @@ def test_commands_whose_tables_have_titles_can_omit_them() -> None:
         *(("devices",), ("device",), ("history",), ("doctor",), ("certificate", "list")),
         *(("scrub",), ("reset",), ("quarantine",), ("unquarantine",), ("break-glass",)),
         *(("baseline", "show"), ("baseline", "accept"), ("policy", "check"), ("policy", "xids")),
-        *(("sim", "create"), ("sim", "split"), ("sim", "merge")),
+        *(("sim", "create"), ("sim", "split"), ("sim", "merge"), ("yield",), ("resume",)),
     }, "add a new command with NoHeadersOption to this list"
 
 

@@ -46,6 +46,7 @@ WRITTEN_BY: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "AuditHead": (("audit", "head"),),
     "AuditLog": (("audit", "export"),),
     "AuditRow": (("audit", "export"),),
+    "NodeYield": (("resume", "--reason", "why"),),
     "DoctorReport": (("doctor", "--node-root", "{dir}"),),
     "PolicyCheck": (("policy", "check", "default"),),
     "Policy": (("policy", "show", "{dir}/policy.yaml"),),
@@ -88,6 +89,9 @@ class Everything(Service):
             await context.abort(status.code, status.details, status.metadata)
         return pb.DeviceResponse(device=DEVICE, previous_cause=DEVICE.cause)
 
+    async def ResumeNode(self, request: Any, context: Any) -> pb.NodeYield:
+        return self.info.node_yield
+
     async def GetResetPlan(self, request: Any, context: Any) -> pb.ResetPlan:
         return pb.ResetPlan(
             device_id=DEVICE.id,
@@ -108,7 +112,14 @@ class Everything(Service):
 @pytest.fixture
 async def sockets(short_tmp: Path) -> AsyncIterator[Path]:
     everything = Everything()
-    everything.info = pb.ServiceInfo(version="0.1.0", key_id=KEY.key_id, public_key=KEY.public_key)
+    request = pb.YieldRequest(requester="plugin", reason="label is paused", actor="plugin", since=1000.0)
+    everything.info = pb.ServiceInfo(
+        version="0.1.0",
+        node_name="node-1",
+        key_id=KEY.key_id,
+        public_key=KEY.public_key,
+        node_yield=pb.NodeYield(requests=[request], remaining_pids=[4711]),
+    )
     async with serving(short_tmp, everything):
         yield short_tmp
 
@@ -177,6 +188,7 @@ SIMPLE: Mapping[str, tuple[type, ...]] = {
     "map": (dict,),
     "object": (dict,),
     "list of text": (list,),
+    "list of whole numbers": (list,),
     "list of objects": (list,),
     "list of maps": (list,),
 }

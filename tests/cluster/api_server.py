@@ -43,6 +43,8 @@ class Request:
         words = self.path.strip("/").split("/")
         words = words[words.index("namespaces") + 2 :] if "namespaces" in words else words[2:]
         resource = "/".join([words[0], *words[2:]])
+        if "watch" in self.query:
+            return f"watch {resource}"
         return f"{ {'GET': 'get', 'PATCH': 'patch', 'POST': 'create'}[self.method] } {resource}"
 
 
@@ -95,7 +97,13 @@ class ApiServerStandIn:
         self.evicted: list[str] = []
         self.guarded: set[str] = set()
         self.token = "good"
-        self.allowed = {"get nodes", "patch nodes", "patch nodes/status", "create events", "patch events"}
+        self.allowed = {
+            "get nodes",
+            "patch nodes",
+            "patch nodes/status",
+            "create events",
+            "patch events",
+        }
         self.fault: Fault = lambda request: None
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -141,7 +149,8 @@ class ApiServerStandIn:
         self.nodes[name] = {
             "apiVersion": "v1",
             "kind": "Node",
-            "metadata": {"name": name, "uid": f"uid-of-{name}", "labels": dict(labels)},
+            "metadata": {"name": name, "uid": f"uid-of-{name}", "labels": dict(labels), "resourceVersion": "1"},
+            "spec": {},
             "status": {"conditions": [ready]},
         }
         return self.nodes[name]
@@ -171,6 +180,9 @@ class ApiServerStandIn:
                     return
                 if response.raw is not None:
                     writer.write(response.raw)
+                    return
+                if request.what == "watch nodes" and response.code == 200:
+                    await self._watch_node(request, writer)
                     return
                 body = response.body if isinstance(response.body, bytes) else json.dumps(response.body).encode()
                 headers = {"Content-Type": JSON, "Content-Length": str(len(body)), **dict(response.headers)}
@@ -208,6 +220,8 @@ class ApiServerStandIn:
             return failure(403, "Forbidden", f"the role does not allow: {request.what}")
         words = request.path.strip("/").split("/")
         match [request.method, *words]:
+            case ["GET", "api", "v1", "nodes"] if "watch" in request.query:
+                return Response(200)
             case ["GET", "api", "v1", "nodes", name]:
                 return self._node(name, request)
             case ["PATCH", "api", "v1", "nodes", name, *_]:
@@ -220,6 +234,28 @@ class ApiServerStandIn:
                 return self._eviction(namespace, name, request.body)
         return failure(404, "NotFound", request.path)
 
+    async def _watch_node(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        """Write the node that the request selects, now and after each change, as a watch does."""
+        (selector,) = request.query["fieldSelector"]
+        key, _, name = selector.partition("=")
+        assert key == "metadata.name"
+        writer.write(f"HTTP/1.1 200 Word\r\nContent-Type: {JSON}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        kind, sent = "ADDED", ""
+        while True:
+            line = json.dumps({"type": kind, "object": self.nodes[name]}) + "\n"
+            if line != sent:
+                writer.write(f"{len(line):x}\r\n{line}\r\n".encode())
+                await writer.drain()
+                sent = line
+            kind = "MODIFIED"
+            await self.bell.rung()
+
+    def relabel(self, name: str, **labels: str) -> None:
+        """Replace labels of a node; keys with ``__`` for ``/`` and ``_`` for ``.``."""
+        for key, value in labels.items():
+            self.nodes[name]["metadata"]["labels"][key.replace("__", "/").replace("_", ".")] = value
+        self.bell.ring()
+
     def _node(self, name: str, request: Request) -> Response:
         node = self.nodes.get(name)
         if node is None:
@@ -227,13 +263,18 @@ class ApiServerStandIn:
         if request.method == "PATCH":
             if request.kind != STRATEGIC:
                 return failure(415, "UnsupportedMediaType")
+            version = request.body.get("metadata", {}).get("resourceVersion")
+            if version not in (None, node["metadata"]["resourceVersion"]):
+                return failure(409, "Conflict", "the object has been modified")
+            node["metadata"]["resourceVersion"] = str(int(node["metadata"]["resourceVersion"]) + 1)
             if request.path.endswith("/status"):
                 kept = {each["type"]: each for each in node["status"]["conditions"]}
                 for each in request.body["status"]["conditions"]:
                     kept[each["type"]] = kept.get(each["type"], {}) | each
                 node["status"]["conditions"] = list(kept.values())
             else:
-                node["metadata"]["labels"] |= request.body["metadata"]["labels"]
+                node["metadata"]["labels"] |= request.body["metadata"].get("labels", {})
+                node["spec"] |= request.body.get("spec", {})  # taints have no merge key: the list is replaced
         return Response(200, node)
 
     def _new_event(self, namespace: str, event: Json) -> Response:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
-from scrubber.config.bundled import bundled_policies, bundled_xid_table, find_policy
+from scrubber.config.bundled import bundled_infrastructure_table, bundled_policies, bundled_xid_table, find_policy
+from scrubber.config.infrastructure_file import infrastructure_schema
 from scrubber.config.policy_file import load_policy, parse_policy
 from scrubber.config.policy_format import policy_schema
 from scrubber.config.xid_file import xid_schema
@@ -25,7 +26,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_bundled_default_policy_equals_the_programs_default() -> None:
     shipped = load_policy("default")
-    assert dataclasses.replace(shipped, digest="", error_classes={}, error_notes={}) == Policy()
+    infrastructure = dataclasses.replace(shipped.infrastructure, all_units=frozenset(), all_pods=frozenset())
+    plain = dataclasses.replace(shipped, infrastructure=infrastructure, digest="", error_classes={}, error_notes={})
+    assert plain == Policy()
 
 
 def test_bundled_default_policy_states_every_key() -> None:
@@ -77,7 +80,12 @@ def generator() -> ModuleType:
 
 
 def test_files_generated_from_the_declarations_are_committed(generator: ModuleType) -> None:
-    assert {path.name for path in generator.DERIVED} == {"policy.schema.json", "xid.schema.json", "policy-settings.md"}
+    assert {path.name for path in generator.DERIVED} == {
+        "infrastructure.schema.json",
+        "policy.schema.json",
+        "xid.schema.json",
+        "policy-settings.md",
+    }
     for path, content in generator.DERIVED.items():
         assert path.read_text() == content(), "run python scripts/gen_schema.py"
 
@@ -85,7 +93,7 @@ def test_files_generated_from_the_declarations_are_committed(generator: ModuleTy
 def test_schema_has_exactly_the_keys_of_the_bundled_default_policy() -> None:
     schema = policy_schema()
     assert set(yaml.safe_load(find_policy("default").read_text())) == set(schema["properties"])
-    for each in (schema, xid_schema()):
+    for each in (schema, infrastructure_schema(), xid_schema()):
         sections = [part for part in each["$defs"].values() if part["type"] == "object"]
         assert all(part["additionalProperties"] is False for part in (each, *sections))
         assert json.loads(json.dumps(each)) == each
@@ -96,7 +104,11 @@ def test_schema_of_an_override_states_no_defaults() -> None:
     assert not [name for name, each in override["properties"].items() if "default" in each]
 
 
-@pytest.mark.parametrize("path", [*bundled_policies().values(), bundled_xid_table()], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [*bundled_policies().values(), bundled_infrastructure_table(), bundled_xid_table()],
+    ids=lambda path: path.name,
+)
 def test_every_bundled_file_names_its_schema_for_editors(path: Path) -> None:
     comment, _, schema = path.read_text().splitlines()[0].partition("$schema=")
     assert comment == "# yaml-language-server: "

@@ -15,7 +15,7 @@ from scrubber.config.value_formats import InvalidValue
 from scrubber.config.yaml_document import dump_yaml
 from scrubber.domain.declaration import Declaration, InvalidSetting, ValueType, camel_case, declarations, setting
 from scrubber.domain.errors import InvalidConfiguration
-from scrubber.domain.policy import Enforcement, Policy, PolicyOverride
+from scrubber.domain.policy import Enforcement, Infrastructure, Policy, PolicyOverride
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,6 +80,8 @@ def test_every_field_of_a_policy_rule_is_declared_as_a_setting(rule: type) -> No
         if rule is Policy
         else {"policy"}
         if rule is PolicyOverride
+        else {"all_units", "all_pods"}
+        if rule is Infrastructure
         else set()
     )
     assert {each.name for each in fields(rule)} - declarations(rule).keys() == others

@@ -13,6 +13,7 @@ from scrubber.domain.diagnostics import DiagnosticLevel
 from scrubber.domain.errors import InvalidConfiguration
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.health.signal_table import ErrorClass
+from scrubber.domain.infrastructure import InfrastructureClass, InfrastructurePod, InfrastructureUnit
 from scrubber.domain.policy import (
     BreakerRule,
     DiagnosticsRule,
@@ -62,7 +63,7 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
           breakGlass: 30m
         memory: {countResidue: false, patternPass: true, onChip: false, maxUncovered: 64MiB}
         diagnostics: {slowPath: quick, recovery: extended, minRates: {"NVIDIA H200*": {host-to-device: 20GB/s}}}
-        infrastructure: {systemdUnits: [a@1.service], pods: [{namespace: ops, serviceAccount: dcgm}]}
+        infrastructure: {groups: [], systemdUnits: [a@1.service], pods: [{namespace: ops, serviceAccount: dcgm, class: driver}]}
         injection: {envvar: refuse}
         health: {quarantineAfter: {too-hot: 2m, pcie-width: never, inforom-corrupt: 1h}, quietPeriod: 30s, quarantineAt: release, tenantQuarantineThreshold: 5}
         recovery:
@@ -108,7 +109,9 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
     assert policy.diagnostics == DiagnosticsRule(
         DiagnosticLevel.QUICK, DiagnosticLevel.EXTENDED, {"NVIDIA H200*": {"host-to-device": 20e9}}
     )
-    assert policy.infrastructure == Infrastructure(frozenset({"a@1.service"}), frozenset({("ops", "dcgm")}))
+    pods = frozenset({InfrastructurePod("ops", "dcgm", InfrastructureClass.DRIVER)})
+    units = frozenset({InfrastructureUnit("a@1.service", InfrastructureClass.DRIVER)})
+    assert policy.infrastructure == Infrastructure(frozenset(), frozenset({"a@1.service"}), pods, units, pods)
     assert policy.injection.envvar is EnvvarInjection.REFUSE
     recovery = policy.recovery
     assert (recovery.initial_backoff, recovery.max_backoff, recovery.max_attempts) == (2.0, 3600.0, 3)
@@ -432,14 +435,31 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
         pytest.param(
             "name: mine\ninfrastructure:\n  systemdUnits: nvidia-dcgm.service\n",
             'policy.yaml:3: infrastructure.systemdUnits: "nvidia-dcgm.service" is not valid here; write a '
-            "list, such as [nvidia-dcgm.service].",
+            "list, such as [my-monitor.service].",
             id="one unit for a list",
         ),
         pytest.param(
             "name: mine\ninfrastructure:\n  pods: gpu-operator/nvidia-dcgm\n",
             'policy.yaml:3: infrastructure.pods: "gpu-operator/nvidia-dcgm" is not valid here; write a list, '
-            "such as [{namespace: gpu-operator, serviceAccount: nvidia-dcgm}].",
+            "such as [{namespace: monitoring, serviceAccount: dcgm-exporter}].",
             id="one pod for a list",
+        ),
+        pytest.param(
+            "name: mine\ninfrastructure:\n  groups:\n    - systemd\n    - gpu-operater\n",
+            'policy.yaml:5: infrastructure.groups: "gpu-operater" is not a valid value; did you mean "gpu-operator"?',
+            id="unknown group of infrastructure",
+        ),
+        pytest.param(
+            "name: mine\ninfrastructure:\n  pods: [{namespace: a, serviceAccount: nvidia-*-x}]\n",
+            'policy.yaml:3: infrastructure.pods.serviceAccount: "nvidia-*-x" is not a service account; use lowercase '
+            "letters, digits and hyphens, and * at the end only, such as nvidia-gpu-driver-*.",
+            id="pattern that is no prefix",
+        ),
+        pytest.param(
+            "name: mine\ninfrastructure:\n  pods: [{namespace: a, class: tenant}]\n",
+            'policy.yaml:3: infrastructure.pods.class: "tenant" is not a valid value; write one of monitoring, driver, '
+            "validation.",
+            id="unknown class of infrastructure",
         ),
         pytest.param(
             "name: mine\ninfrastructure:\n  pods:\n    - {namespace: a, serviceAccount: b}\n"
@@ -606,7 +626,9 @@ IN, OUT = True, False
         ("health: {quietPeriod: 2m}", IN),
         ("health: {quarantineAt: release}", OUT),
         ("health: {tenantQuarantineThreshold: 1}", OUT),
-        ("infrastructure: {systemdUnits: []}", IN),
+        ("infrastructure: {groups: [systemd]}", IN),
+        ("infrastructure: {systemdUnits: [a.service]}", IN),
+        ("infrastructure: {pods: [{namespace: a}]}", IN),
         ("injection: {envvar: refuse}", IN),
         ("settings: {power_limit_watts: 300}", IN),
         ("xids: {reset: [94]}", IN),

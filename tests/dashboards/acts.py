@@ -234,9 +234,12 @@ class Acts:
                 group.create_task(act(node))
         node.rewrite_history()
         await self.fires(node, "ScrubberAuditBroken")
-        await node.service.stop(SOON)
-        shutil.rmtree(node.state)
-        await node.service.start()
+
+        async def lose_state() -> None:
+            await node.service.stop(SOON)
+            shutil.rmtree(node.state)
+
+        await node.restart(lose_state, node.service)
         await self.fires(node, "ScrubberAuditTruncated")
 
     async def _clearing_is_slow(self, node: Node) -> None:

@@ -47,12 +47,10 @@ async def _lane(node: Node, lane: int, enough: asyncio.Event) -> None:
 
 async def _restarts(node: Node, enough: asyncio.Event) -> None:
     async def restarted(daemon: Daemon) -> None:
-        await daemon.stop(SOON)
-        await daemon.start()
+        await node.restart(lambda: daemon.stop(SOON), daemon)
 
     async def killed(daemon: Daemon) -> None:
-        await daemon.kill()
-        await daemon.start()
+        await node.restart(daemon.kill, daemon)
 
     acts: list[Callable[[], Awaitable[object]]] = [
         lambda: restarted(node.service),

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,7 @@ import plugin
 import scrubber
 from scrubber.adapters.sim import control
 from scrubber.api import scrubber_pb2 as pb
-from scrubber.emulator.playground import CompletedCommand, Playground
+from scrubber.emulator.playground import CompletedCommand, Daemon, Playground
 from tests.chaos.staging import TIMINGS
 from tests.ports import free_port
 
@@ -82,6 +83,9 @@ class Node(Playground):
         policy: text of its policy file, which :meth:`follow` replaces.
         records: directory for the policy, the hook and the logs.
         environment: of the plugin.
+
+    Attributes:
+        longest_outage: the longest time in seconds that :meth:`restart` left the node without one of its daemons.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Node(Playground):
         self.policy = records / f"{name}.yaml"
         self.policy.write_text(policy)
         self.ports = {SERVICE: free_port(), PLUGIN: free_port()}
+        self.longest_outage = 0.0
         super().__init__(policy=str(self.policy), timings=TIMINGS, **options)
         (records / "sitecustomize.py").write_text(_HOOK)
         packages = {str(Path(each.__file__ or "").parents[1]) for each in (scrubber, plugin)}
@@ -150,6 +155,25 @@ class Node(Playground):
             return all(each.state in ("clean", "in-use", "quarantined", "condemned") for each in devices)
 
         await self.wait_for_devices(it, SOON)
+
+    async def restart(self, end: Callable[[], Awaitable[object]], daemon: Daemon) -> None:
+        """Run ``end``, which ends the daemon, and start it; return when both daemons answer, and know each other."""
+        began = time.monotonic()
+        await end()
+        await daemon.start()
+        async with asyncio.timeout(SOON):
+            while True:
+                if await asyncio.to_thread(self._is_up):
+                    break
+                await asyncio.sleep(0.2)
+        self.longest_outage = max(self.longest_outage, time.monotonic() - began)
+
+    def _is_up(self) -> bool:
+        try:
+            self.page(SERVICE)
+            return "\nscrubber_plugin_service_up 1" in self.page(PLUGIN)
+        except OSError:
+            return False
 
     def page(self, job: str, form: str = TEXT) -> str:
         """Return what a scraper gets that requests ``form``.

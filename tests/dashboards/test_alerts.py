@@ -70,6 +70,11 @@ def firing(story: FinishedScenario, *, at_the_end: bool = False) -> set[tuple[st
     return {(each.labels["alertname"], each.labels.get("instance", "")) for each in found}
 
 
+def outage_alerts(story: FinishedScenario, node: str) -> set[str]:
+    """Return the alerts that are right because a restart took long; none on a machine that is not overloaded."""
+    return {"ScrubberServiceDown", "ScrubberPluginDown"} if story.has_outage(node) else set()
+
+
 def alerts() -> list[str]:
     """Return every alert of the rules, except one that cannot be produced on this machine, which is reported."""
     groups = yaml.safe_load(RULES[-1].read_text())["groups"]
@@ -85,14 +90,15 @@ def test_alert_fires_for_the_node_with_the_fault(alert: str, scenario: FinishedS
 
 @only_with(POSSIBLE)
 def test_no_alert_fires_for_a_healthy_node_whose_daemons_are_restarted(scenario: FinishedScenario) -> None:
-    assert {alert for alert, node in firing(scenario) if node == "calm"} == set()
+    assert {alert for alert, node in firing(scenario) if node == "calm"} <= outage_alerts(scenario, "calm")
     granted = scenario.prometheus.at('sum(scrubber_handovers_total{instance="calm",outcome="granted"})', scenario.ended)
     assert granted[0].points[0][1] > 0
 
 
 @only_with(POSSIBLE)
 def test_no_alert_fires_without_its_fault(scenario: FinishedScenario) -> None:
-    assert firing(scenario) <= {*HAPPENS_ON.items()} | BESIDES
+    restarted = {(alert, node) for node in scenario.outages for alert in outage_alerts(scenario, node)}
+    assert firing(scenario) <= {*HAPPENS_ON.items()} | BESIDES | restarted
 
 
 @only_with(POSSIBLE)

@@ -303,6 +303,7 @@ EXCLUSIONS: Final = (
                 ("node", "Starts refused by the gate"),
                 ("node", "ListAndWatch updates"),
                 ("node", "API server writes"),
+                ("node", "Health events for NVSentinel"),
                 ("device", "XIDs"),
             }
         ),

@@ -119,6 +119,7 @@ def healthy(root: Path) -> Iterator[CheckContext]:
             service=SERVED,
             kubelet=KubeletReport(was_queried=True, is_trusted=True, containers_with_devices=1),
             root=root,
+            pod_logs=root / "var/log/pods",
             socket_dir=sockets,
             state_dir=state,
             state_dir_known=True,

@@ -51,6 +51,30 @@ def test_unreadable_toolkit_configuration_is_never_ok(node: CheckContext) -> Non
     assert "Is a directory" in found(node, "toolkit-envvar").message
 
 
+@pytest.mark.parametrize(
+    ("name", "file"), [("toolkit-envvar", TOOLKIT), ("cdi-annotations", CONTAINERD)], ids=["toolkit", "runtime"]
+)
+def test_file_that_is_missing_in_a_container_is_never_ok(node: CheckContext, name: str, file: str) -> None:
+    (node.root / file).unlink()
+    for root_of_init in (node.root / "proc", node.root / "unreadable"):
+        check = found(replace(node, root_of_init=root_of_init), name)
+        assert check.level is CheckLevel.WARNING
+        assert "is unknown" in check.message
+        assert "--node-root /proc/1/root" in check.remedy
+
+
+def test_toolkit_that_is_missing_on_the_node_is_ok(node: CheckContext) -> None:
+    (node.root / TOOLKIT).unlink()
+    assert found(replace(node, root_of_init=node.root), "toolkit-envvar").level is CheckLevel.OK
+
+
+def test_pid_1_of_another_namespace_proves_nothing_about_the_node(node: CheckContext) -> None:
+    (node.root / TOOLKIT).unlink()
+    (node.root / "proc/self/status").unlink()
+    write(node.root, "proc/self/status", "NSpid:\t4711\t1\n")
+    assert found(replace(node, root_of_init=node.root), "toolkit-envvar").level is CheckLevel.WARNING
+
+
 def test_every_existing_toolkit_configuration_is_checked(node: CheckContext) -> None:
     write(node.root, OPERATORS, f"{ENVVAR} = true\n")
     levels = [(check.level, OPERATORS in check.message) for check in check_node(node) if check.name == "toolkit-envvar"]
@@ -132,3 +156,59 @@ def test_import_pattern_does_not_search_the_whole_file_system(node: CheckContext
     write(node.root, "etc/far/below/x.toml", "[x]\npod_annotations = ['*']\n")
     write(node.root, CONTAINERD, "imports = ['/etc/**/x.toml']\n")
     assert found(node, "cdi-annotations").level is CheckLevel.OK
+
+
+# --- the NRI plugin of the toolkit
+
+
+def process(root: Path, pid: int, name: str, *, environ: str = "", cmdline: str = "nvidia-ctk-installer\0") -> None:
+    write(root, f"proc/{pid}/comm", f"{name}\n")
+    write(root, f"proc/{pid}/environ", environ)
+    write(root, f"proc/{pid}/cmdline", cmdline)
+
+
+@pytest.mark.parametrize("name", ["nvidia-ctk-inst", "nvidia-toolkit"])
+@pytest.mark.parametrize(
+    "set_by",
+    [
+        {"environ": "A=b\0ENABLE_NRI_PLUGIN=true\0NRI_NAMESPACE=gpu-operator\0"},
+        {"environ": "ENABLE_NRI_PLUGIN=1\0"},
+        {"cmdline": "nvidia-ctk-installer\0--enable-nri-plugin\0"},
+        {"cmdline": "nvidia-ctk-installer\0--enable-nri-plugin=true\0--no-daemon=false\0"},
+    ],
+)
+def test_nri_plugin_that_injects_for_any_pod_is_reported(node: CheckContext, name: str, set_by: dict[str, str]) -> None:
+    process(node.root, 4711, name, **set_by)
+    check = found(node, "nri-annotations")
+    assert check.level is CheckLevel.WARNING
+    assert "PID 4711" in check.message
+    assert "deploy/kubernetes/admission" in check.remedy
+
+
+@pytest.mark.parametrize(
+    "set_by",
+    [
+        {},
+        {"environ": "ENABLE_NRI_PLUGIN=false\0"},
+        {"environ": "X_ENABLE_NRI_PLUGIN=true\0"},
+        {"environ": "ENABLE_NRI_PLUGIN=truely\0"},
+        {"cmdline": "nvidia-ctk-installer\0--enable-nri-plugin=false\0"},
+    ],
+)
+def test_toolkit_container_without_its_nri_plugin_is_ok(node: CheckContext, set_by: dict[str, str]) -> None:
+    process(node.root, 4711, "nvidia-ctk-inst", **set_by)
+    assert found(node, "nri-annotations").level is CheckLevel.OK
+
+
+def test_other_processes_are_not_taken_for_the_nri_plugin(node: CheckContext) -> None:
+    process(node.root, 4711, "python3", environ="ENABLE_NRI_PLUGIN=true\0")
+    (node.root / "proc/4712").mkdir()  # it has just ended
+    assert found(node, "nri-annotations").level is CheckLevel.OK
+
+
+def test_unreadable_toolkit_process_is_never_ok(node: CheckContext) -> None:
+    process(node.root, 4711, "nvidia-ctk-inst")
+    (node.root / "proc/4711/environ").unlink()
+    (node.root / "proc/4711/environ").mkdir()
+    check = found(node, "nri-annotations")
+    assert (check.level, "is unknown" in check.message) == (CheckLevel.WARNING, True)

@@ -61,6 +61,13 @@ def named(node: CheckContext, name: str) -> list[CheckResult]:
             "journal",
         ),
         ({"key_id": ""}, "signing-key-id", CheckLevel.WARNING, "cannot be verified elsewhere", "systemctl restart"),
+        (
+            {"yield_reasons": ("uid:0: driver upgrade",), "yield_remaining": (4711,)},
+            "yield",
+            CheckLevel.WARNING,
+            "uid:0: driver upgrade. The driver is still in use by processes of the service that cannot be killed: PID 4711",
+            "scrubber resume",
+        ),
         ({"audit_head": ""}, "audit-head", CheckLevel.WARNING, "could not be detected", "systemctl restart"),
     ],
 )

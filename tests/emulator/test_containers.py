@@ -5,6 +5,7 @@ Every test runs with the environment marker, and with cgroups too where this mac
 
 import asyncio
 import os
+import random
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from scrubber.adapters.cgroups import MarkerContainers
 from scrubber.domain.assignment import Pod
 from scrubber.emulator import Kubelet, PodPhase, PodStatus, RestartPolicy, markers, writable_cgroup_parent
 from scrubber.emulator.cgroups import is_populated, process_ids
+from scrubber.emulator.containers import ContainerCommand, ContainerRuntime
 from scrubber.emulator.pods import EmulatedPod
 from tests.emulation import (
     RESOURCE,
@@ -294,6 +296,19 @@ async def test_closing_the_node_ends_every_process(short_tmp: Path, identity: st
         await crashing.wait(lambda now: now.containers["main"].restarts > 0, SOON)
         await child_of(kubelet, running.container_root("main"))
     assert markers.marked_processes({running.uid, crashing.uid}) == []
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_removed_pod_leaves_no_process_although_a_container_of_it_was_being_started(turns: int) -> None:
+    runtime = ContainerRuntime(None, random.Random(turns))
+    await runtime.run_sandbox("uid-1")
+    start = asyncio.ensure_future(runtime.start("uid-1", "main", ContainerCommand(("sleep", "60"))))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await runtime.remove_pod("uid-1")
+    await asyncio.wait({start})
+    assert markers.marked_processes({"uid-1"}) == []
+    await runtime.close()
 
 
 @pytest.mark.parametrize("identity", IDENTITIES)

@@ -10,6 +10,7 @@ from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import NotReady, Quarantined
 from scrubber.domain.evidence import PathKind
 from scrubber.domain.handover_kind import Basis, HandOverKind
+from scrubber.domain.node_record import YieldRequester
 from scrubber.domain.record import Grant
 from scrubber.domain.states import Health, Hygiene
 from scrubber.engine.views import GrantedDevice
@@ -390,6 +391,19 @@ async def test_device_that_is_allocated_again_before_its_grant_is_not_granted() 
         before_the_next_grant(cluster, allocate)
         assert (await refusal_of(request_start(cluster, tenant))).code == ErrorCode.REASSIGNED
         assert cluster.record().grant_sequence == 0
+
+
+@in_virtual_time
+async def test_device_of_a_node_that_is_yielded_before_the_grant_is_not_granted() -> None:
+    async with simulated_cluster(1) as cluster:
+        tenant = await admitted(cluster)
+        before_the_next_grant(
+            cluster, lambda: cluster.node.yields.request(YieldRequester.OPERATOR, "driver upgrade", "uid:1000")
+        )
+        assert (await refusal_of(request_start(cluster, tenant))).code == ErrorCode.NODE_YIELDED
+        assert cluster.record().grant_sequence == 0
+        await cluster.node.yields.withdraw({YieldRequester.OPERATOR}, "done", "uid:1000")
+        cluster.node.publish_yield()
 
 
 @in_virtual_time

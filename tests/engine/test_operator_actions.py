@@ -313,6 +313,7 @@ def node_with(cluster: SimulatedCluster, resetter: Resetter) -> Node:
         dependencies=replace(cluster.service.dependencies, resetter=resetter),
         service_view=cluster.node.service_view,
         epoch="epoch-1",
+        yields=cluster.node.yields,
     )
     for controller in cluster.node.devices.controllers.values():
         node.devices.add(controller)

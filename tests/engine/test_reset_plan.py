@@ -32,7 +32,9 @@ def node_of(cluster: SimulatedCluster, resetter: Planning) -> Node:
     """Return a node with the controllers of ``cluster``, whose resets are planned by ``resetter``."""
     assert cluster.service is not None
     dependencies = replace(cluster.service.dependencies, resetter=resetter)
-    node = Node(dependencies=dependencies, service_view=cluster.node.service_view, epoch="epoch-1")
+    node = Node(
+        dependencies=dependencies, service_view=cluster.node.service_view, epoch="epoch-1", yields=cluster.node.yields
+    )
     for controller in cluster.node.devices.controllers.values():
         node.devices.add(controller)
     return node

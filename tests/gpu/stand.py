@@ -32,6 +32,7 @@ from scrubber.adapters.procwalk import DeviceNodeTarget
 from scrubber.adapters.walker import WALKER_MODULE, parse_walk_report, walk_request
 from scrubber.domain.device import AccessKind, Device, find_device
 from scrubber.domain.errors import DeviceBusy, Unavailable
+from scrubber.domain.infrastructure import InfrastructureProcess
 from scrubber.domain.telemetry import HolderKind
 from scrubber.ports.device import DeviceBackend, Diagnostics, Eraser, InfrastructureLookup
 from tests.gpu.extent import Extent
@@ -296,8 +297,9 @@ def _settling(backend: DeviceBackend) -> NvidiaHolders:
 
 
 def _named(pids: frozenset[int]) -> InfrastructureLookup:
-    async def name(pid: int) -> str | None:
-        return "named on the command line" if pid in pids else None
+    async def name(pid: int, *, has_context: bool) -> InfrastructureProcess | None:
+        named = InfrastructureProcess(HolderKind.INFRASTRUCTURE, "named on the command line")
+        return named if pid in pids else None
 
     return name
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -225,6 +226,23 @@ async def test_operator_reset_of_an_idle_device_is_audited_and_logged_with_actor
         (line,) = logged(stage, "operator.reset")
         assert (line["level"], line["scrub_id"], line["reason"]) == ("warning", result.scrub.id, "hangs, ticket 4711")
         assert await read_by_another_tenant(stage) == ""
+
+
+async def test_reset_is_reported_to_the_journal_only_if_that_was_requested(tmp_path: Path) -> None:
+    async with a_stage(tmp_path) as stage:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as journal:
+            journal.bind(str(stage.directory / "journal"))
+            assert (await reset(stage)).scrub.outcome == "passed"
+            with pytest.raises(BlockingIOError):
+                journal.recv(4096)
+            stage.service.environment = {"SCRUBBER_NVSENTINEL_RESET_JOURNAL": str(stage.directory / "journal")}
+            assert await stage.service.stop(SOON) == 0
+            await stage.service.start()
+            await stage.wait_until_clean(SOON)
+            result = await reset(stage)
+            assert f"MESSAGE=GPU reset executed: {result.device.id}, success: true".encode() in (
+                await asyncio.wait_for(asyncio.get_running_loop().sock_recv(journal, 4096), SOON)
+            )
 
 
 async def test_operator_reset_of_a_device_in_use_is_refused_and_names_the_pod(tmp_path: Path) -> None:

@@ -53,11 +53,11 @@ class Node:
         return device(number, self.sim, **facts)
 
     @asynccontextmanager
-    async def plugin(self) -> AsyncIterator[Process]:
+    async def plugin(self, *flags: str) -> AsyncIterator[Process]:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "scrubber.cli.main", "plugin"),
             *("--kubelet-dir", str(self.directory), "--socket-dir", str(self.directory / "s")),
-            *("--registration", self.way, "--log-format", "json", "--metrics-address", "off"),
+            *("--registration", self.way, "--log-format", "json", "--metrics-address", "off", *flags),
             stderr=PIPE,
         )
         try:
@@ -215,6 +215,35 @@ async def test_next_plugin_instance_takes_over_from_the_last_one(short_tmp: Path
             await tenant.wait(PodPhase.RUNNING, SOON)
             assert len(here.service.requests) == 1
             assert here.calls("GetDevicePluginOptions") == before + 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_reload_interrupts_a_start_that_the_kubelet_repeats_and_keeps_the_nodes_devices(
+    short_tmp: Path, way: str
+) -> None:
+    async def scrub(request: object) -> None:
+        await asyncio.Event().wait()
+
+    async def grant(request: object) -> None:
+        return
+
+    config = short_tmp / "config.yaml"
+    config.write_text("flags: {plugin: {passDeviceSpecs: false}}")
+    async with node(short_tmp, way) as here, here.plugin("--config-file", str(config)) as process:
+        await here.offers(2)
+        runs = await here.kubelet.run(pod("runs"))
+        await runs.wait(PodPhase.RUNNING, SOON)
+        here.service.on_hand_over = scrub
+        starts = await here.kubelet.run(pod("starts"))
+        await here.service.bell.until(lambda: len(here.service.requests) == 2)
+        here.service.on_hand_over = grant
+        config.write_text("flags: {plugin: {passDeviceSpecs: true}}")
+        process.send_signal(signal.SIGHUP)
+        await starts.wait(PodPhase.RUNNING, SOON)
+        await here.offers(2)
+        assert runs.status.phase is PodPhase.RUNNING
+        assert here.calls("GetDevicePluginOptions") == 2
+        assert process.returncode is None
 
 
 async def test_standby_plugin_takes_over_from_a_killed_one(short_tmp: Path) -> None:

@@ -34,7 +34,14 @@ def run(machine: Path, simulated: Path, arguments: list[str]) -> None:
             environment=cuda_environment(machine),
         )
         return composite_backend(
-            {"nvidia": gpus, "sim": sim_backend(simulated, driver_call_timeout=context.driver_call_timeout)}
+            {
+                "nvidia": gpus,
+                "sim": sim_backend(
+                    simulated,
+                    driver_call_timeout=context.driver_call_timeout,
+                    infrastructure=context.infrastructure,
+                ),
+            }
         )
 
     row = Backend(

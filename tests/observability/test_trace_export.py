@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -82,6 +83,14 @@ def test_invalid_trace_variable_is_refused_at_start(
 ) -> None:
     environment.setenv(variable, value)
     with pytest.raises(InvalidConfiguration, match=named):
+        opened()
+
+
+def test_invalid_variable_is_refused_although_the_log_shows_errors_only(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OTEL_TRACES_SAMPLER", "sometimes")
+    environment.setattr(logging.getLogger(), "level", logging.ERROR)
+    logging.getLogger("opentelemetry").setLevel(logging.NOTSET)
+    with pytest.raises(InvalidConfiguration, match="sometimes"):
         opened()
 
 

@@ -192,6 +192,15 @@ async def test_allocation_of_a_quarantined_device_is_refused_with_the_public_mes
         assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "No: XID 95.")
 
 
+async def test_allocation_of_a_device_that_an_unknown_process_holds_is_answered(short_tmp: Path) -> None:
+    """The kubelet chose it before it was notified; a refusal would fail the pod for good, and the holder may end."""
+    held = device(0, advertised=False, withheld=True, refusal="Device sim-0 is held.")
+    async with node(short_tmp, snapshot(held)) as here:
+        await here.kubelet.until(lambda: here.registered.lists[-1:] == [{"sim-0": "Unhealthy"}])
+        answer = await here.registered.plugin.Allocate(allocation("sim-0"))
+        assert answer.container_responses[0].mounts
+
+
 async def test_allocation_of_a_device_that_the_service_has_just_quarantined_is_refused(short_tmp: Path) -> None:
     async def quarantined(request: object) -> None:
         raise Quarantined("double-bit error under pod a/b", public_message="Device sim-0 is quarantined.")

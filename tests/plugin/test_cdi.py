@@ -7,12 +7,14 @@ import io
 import itertools
 import json
 import os
+import platform
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,7 +24,7 @@ import pytest
 from plugin.kubelet.devices import AdvertisedDevice
 from plugin.logs import create_logger
 from plugin.nvidia.cdi import SPEC_FILE_NAME, CdiPublisher, replace_file, specification
-from plugin.nvidia.driver_files import CdiHook, DriverRoot, find_cdi_hook, find_driver_files
+from plugin.nvidia.driver_files import SHARED_CONFIGS, CdiHook, DriverRoot, find_cdi_hook, find_driver_files
 from plugin.nvidia.injection import IdStrategy, ListStrategy, NvidiaInjection, cdi_device_name
 from scrubber.domain.errors import InvalidConfiguration
 from tests.gpus import DRIVER, gpu, install_driver, instance, nodes
@@ -195,8 +197,119 @@ def test_library_links_are_mounted_if_there_is_no_cdi_hook(tmp_path: Path) -> No
         assert mounts(spec)[f"{LIBRARIES}/{link}"] == f"{LIBRARIES}/libcuda.so.{DRIVER}"
 
 
+@pytest.mark.parametrize(
+    ("disabled", "commands"),
+    [
+        (["update-ldcache"], ["create-symlinks"]),
+        (["create-symlinks", "enable-cuda-compat"], ["update-ldcache"]),
+        (["all"], []),
+        (["create-symlinks", "update-ldcache"], []),
+    ],
+)
+def test_disabled_hooks_are_left_out_and_links_become_mounts_where_no_hook_creates_them(
+    tmp_path: Path, disabled: list[str], commands: list[str]
+) -> None:
+    install_driver(tmp_path)
+    root = DriverRoot(local_path=tmp_path)
+    hook = CdiHook("/usr/bin/nvidia-cdi-hook")
+    spec = specification([gpu(0)], find_driver_files(root), root, hook, CDI, disabled_hooks=disabled)
+    assert [each["args"][1] for each in spec["containerEdits"].get("hooks", [])] == commands
+    assert (f"{LIBRARIES}/libcuda.so.1" in mounts(spec)) is ("create-symlinks" not in commands)
+    assert errors_of(spec) == []
+
+
 def test_cdi_specification_sets_nvidia_visible_devices_to_void(tmp_path: Path) -> None:
     assert spec_of(tmp_path, gpu(0))["containerEdits"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
+# -- completeness ------------------------------------------------------------------------------------------------------
+
+GRAPHICS = (
+    *(
+        "libEGL_nvidia",
+        "libGLX_nvidia",
+        "libGLESv2_nvidia",
+        "libnvidia-eglcore",
+        "libnvidia-glcore",
+        "libnvidia-rtcore",
+    ),
+    *("libnvidia-allocator", "libnvidia-vulkan-producer", "libnvoptix", "libnvidia-opticalflow", "libnvidia-gpucomp"),
+)
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def listen(path: Path) -> socket.socket:
+    """Return a socket that listens at ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(str(path))
+    return made
+
+
+def test_cdi_specification_gives_what_nvidias_generator_gives_for_egl_vulkan_opencl_and_xorg(tmp_path: Path) -> None:
+    """The list is that of container toolkit 1.20; the machine's name is part of one file's name."""
+    base = LIBRARIES.lstrip("/")
+    libraries = [f"{base}/{name}.so.{DRIVER}" for name in GRAPHICS]
+    libraries += [f"{base}/vdpau/libvdpau_nvidia.so.{DRIVER}", f"{base}/libnvidia-nvvm70.so.4"]
+    versions = {"gbm": "1.1.2", "wayland": "1.1.13", "wayland2": "1.0.0", "xcb": "1.0.1", "xlib": "1.0.1"}
+    libraries += [f"{base}/libnvidia-egl-{name}.so.{version}" for name, version in versions.items()]
+    modules = [f"{base}/nvidia/xorg/nvidia_drv.so", f"{base}/nvidia/xorg/libglxserver_nvidia.so.{DRIVER}"]
+    programs = [f"usr/bin/{name}" for name in ("nvidia-imex", "nvidia-imex-ctl", "nvidia-xconfig")]
+    shared = [f"usr/share/{name}" for name in SHARED_CONFIGS]
+    etc = [f"etc/{name}" for name in ("OpenCL/vendors/nvidia.icd", "vulkan/implicit_layer.d/nvidia_layers.json")]
+    vulkan = [
+        f"vulkan/icd.d/{name}.json" for name in ("nvidia_icd", f"nvidia_icd.{platform.machine()}", "nvidia_layers")
+    ]
+    firmware = f"nvidia/{DRIVER}/gsp_ga10x.bin"
+    touch(tmp_path, *libraries, *modules, *programs, *shared, *etc, *(f"usr/share/{each}" for each in vulkan))
+    touch(tmp_path, f"usr/lib/firmware/{firmware}", "usr/lib/firmware/nvidia/1.2.3/gsp_ga10x.bin")
+    touch(tmp_path, f"{base}/libnvidia-egl-gbm.so.1.1.2.old", f"{base}/libEGL_nvidia.so.1.2.3")
+
+    spec = spec_of(tmp_path, gpu(0), host="/run/nvidia/driver", hook=CdiHook("/usr/bin/nvidia-cdi-hook"))
+    plain = spec_of(tmp_path / "plain", gpu(0), host="/run/nvidia/driver", hook=CdiHook("/usr/bin/nvidia-cdi-hook"))
+    added = {path: host for path, host in mounts(spec).items() if path not in mounts(plain)}
+    same = {f"/{name}": f"/run/nvidia/driver/{name}" for name in (*libraries, *modules, *programs, *shared, *etc)}
+    moved = {f"/etc/{name}": f"/run/nvidia/driver/usr/share/{name}" for name in vulkan}
+    assert added == same | moved | {f"/lib/firmware/{firmware}": f"/run/nvidia/driver/usr/lib/firmware/{firmware}"}
+    assert errors_of(spec) == []
+
+    links, cache = (each["args"] for each in spec["containerEdits"]["hooks"])
+    assert f"../libnvidia-allocator.so.1::{LIBRARIES}/gbm/nvidia-drm_gbm.so" in links
+    assert f"libGLX_nvidia.so.{DRIVER}::{LIBRARIES}/libGLX_indirect.so.0" in links
+    assert f"libnvidia-opticalflow.so.1::{LIBRARIES}/libnvidia-opticalflow.so" in links
+    assert f"{LIBRARIES}/vdpau" in cache
+
+
+def test_firmware_that_the_kernel_would_load_first_is_mounted(tmp_path: Path) -> None:
+    release = os.uname().release
+    name = f"nvidia/{DRIVER}/gsp_tu10x.bin"
+    touch(tmp_path, f"lib/firmware/{name}", f"lib/firmware/updates/{release}/{name}")
+    assert mounts(spec_of(tmp_path, gpu(0)))[f"/lib/firmware/{name}"] == f"/lib/firmware/updates/{release}/{name}"
+
+
+def test_socket_of_the_fabric_manager_is_passed_and_those_that_tenants_would_share_are_not(short_tmp: Path) -> None:
+    names = ("nvidia-fabricmanager/socket", "nvidia-persistenced/socket")
+    with ExitStack() as open_:
+        for name in names:
+            open_.enter_context(listen(short_tmp / "run" / name))
+        (short_tmp / "tmp/nvidia-mps").mkdir(parents=True)
+        spec = spec_of(short_tmp, gpu(0), host="/run/nvidia/driver")
+    assert {
+        "hostPath": "/run/nvidia/driver/run/nvidia-fabricmanager/socket",
+        "containerPath": "/run/nvidia-fabricmanager/socket",
+        "options": ["nosuid", "nodev", "noexec", "bind"],
+    } in spec["containerEdits"]["mounts"]
+    assert "nvidia-persistenced/socket" not in json.dumps(spec)
+    assert "nvidia-mps" not in json.dumps(spec)
+    assert errors_of(spec) == []
+    root = DriverRoot(local_path=short_tmp)
+    without = specification([gpu(0)], find_driver_files(root), root, None, CDI, sockets=False)
+    assert "nvidia-fabricmanager/socket" not in json.dumps(without)
 
 
 # -- the driver's files ------------------------------------------------------------------------------------------------
@@ -252,10 +365,16 @@ def test_driver_file_whose_name_cannot_be_written_as_json_is_ignored(tmp_path: P
     assert len(find_driver_files(DriverRoot(local_path=tmp_path)).libraries) == 4
 
 
-def test_cdi_hook_is_searched_on_the_host_only(tmp_path: Path) -> None:
-    install_driver(tmp_path, hook="nvidia-ctk")
-    assert find_cdi_hook(DriverRoot(local_path=tmp_path)) == CdiHook("/usr/bin/nvidia-ctk")
-    assert find_cdi_hook(DriverRoot(PurePosixPath("/run/nvidia/driver"), tmp_path)) is None
+def test_cdi_hook_of_the_operators_toolkit_is_preferred_and_searched_wherever_the_host_is_visible(
+    tmp_path: Path,
+) -> None:
+    host = tmp_path / "host"
+    assert find_cdi_hook([tmp_path / "missing", host]) is None
+    install_driver(host, hook="nvidia-cdi-hook")
+    assert find_cdi_hook([tmp_path / "missing", host]) == CdiHook("/usr/bin/nvidia-cdi-hook")
+    (host / "usr/local/nvidia/toolkit").mkdir(parents=True)
+    (host / "usr/local/nvidia/toolkit/nvidia-cdi-hook").touch()
+    assert find_cdi_hook([tmp_path / "missing", host]) == CdiHook("/usr/local/nvidia/toolkit/nvidia-cdi-hook")
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -385,6 +504,42 @@ def test_added_driver_files_appear_in_the_cdi_specification_with_the_next_servic
     assert "nvidia-debugdump" not in desk.file.read_text()
     desk.publisher.publish([gpu(0)], "two")
     assert "nvidia-debugdump" in desk.file.read_text()
+
+
+def test_cdi_specification_follows_a_driver_container_that_mounts_a_new_root_with_the_same_version(desk: Desk) -> None:
+    desk.publisher.publish([gpu(0)], "one")
+    desk.root.rename(desk.root.with_name("of-the-old-container"))
+    install_driver(desk.root)
+    (desk.root / "usr/bin/nvidia-debugdump").touch()
+    assert desk.publisher.publish([gpu(0)], "one") == {}
+    assert "nvidia-debugdump" in desk.file.read_text()
+
+
+def test_cdi_specification_follows_a_daemon_that_starts_and_ends(short_tmp: Path) -> None:
+    desk = Desk(short_tmp)
+    install_driver(desk.root)
+    desk.publisher.check()
+    file = desk.root / "run/nvidia-fabricmanager/socket"
+    for _ in range(2):
+        desk.publisher.publish([gpu(0)], "one")
+        assert "/run/nvidia-fabricmanager/socket" not in desk.file.read_text()
+        with listen(file):
+            desk.publisher.publish([gpu(0)], "one")
+            assert "/run/nvidia-fabricmanager/socket" in desk.file.read_text()
+        file.unlink()  # a mount of a missing file would keep every container from starting
+
+
+def test_devices_are_withheld_while_no_driver_root_is_mounted(desk: Desk) -> None:
+    desk.publisher.publish([gpu(0)], "one")
+    desk.root.rename(desk.root.with_name("of-the-old-container"))
+    assert set(desk.publisher.publish([gpu(0)], "one")) == {gpu(0).id}
+    desk.root.mkdir()
+    assert set(desk.publisher.publish([gpu(0)], "one")) == {gpu(0).id}
+
+
+def test_driver_that_is_missing_below_a_separate_root_is_refused_with_the_necessary_mount(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match="mount the parent directory with mountPropagation: HostToContainer"):
+        find_driver_files(DriverRoot(PurePosixPath("/run/nvidia/driver"), tmp_path))
 
 
 @contextmanager

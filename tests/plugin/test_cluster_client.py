@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from plugin.cluster.client import MAX_ANSWER_BYTES, ApiServerClient
+from plugin.cluster.condition import CONDITION_TYPE, ConditionFormat, ConditionPolarity
 from plugin.cluster.credentials import PodServiceAccount
 from plugin.cluster.errors import (
     ApiBusy,
@@ -22,7 +23,7 @@ from plugin.cluster.errors import (
     ClusterError,
 )
 from plugin.cluster.port import ClusterNode, EventContent, EventTarget
-from plugin.cluster.view import CONDITION_TYPE, ConditionStatus, NodeCondition
+from plugin.cluster.view import ConditionStatus, NodeCondition
 from tests.cluster.api_server import DROP, HANG, ApiServerStandIn, Response, failure, kubeconfig
 
 NOW = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
@@ -89,6 +90,23 @@ async def test_condition_is_merged_beside_the_conditions_of_other_writers(
     assert server.condition("node-1", "Ready") is not None
     assert patched == await client.get_node() == ClusterNode(ConditionStatus.FALSE, BEFORE, {"zone": "a"})
     assert [each.what for each in server.requests] == ["patch nodes/status", "get nodes"]
+
+
+async def test_condition_of_bad_polarity_is_written_and_read_inverted(server: ApiServerStandIn, tmp_path: Path) -> None:
+    format_ = ConditionFormat("example.com/GpusOutOfService", ConditionPolarity.BAD)
+    client = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20, condition=format_)
+    for status, expected in (
+        (ConditionStatus.FALSE, "True"),
+        (ConditionStatus.TRUE, "False"),
+        (ConditionStatus.UNKNOWN, "Unknown"),
+    ):
+        condition = NodeCondition(status, "SomeReason", "A message.")
+        assert (await client.patch_condition(condition, since=BEFORE, now=NOW)).status is status
+        written = server.condition("node-1", format_.type)
+        assert written is not None
+        assert written["status"] == expected
+    assert server.condition("node-1", CONDITION_TYPE) is None
+    await client.close()
 
 
 async def test_label_patch_leaves_labels_of_other_writers_unchanged(

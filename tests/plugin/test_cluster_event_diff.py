@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from plugin.cluster.event_diff import MAX_MESSAGE_BYTES, EventDiff, EventDiffTimes, PendingEvent
@@ -94,6 +96,19 @@ def test_event_of_a_device_back_in_service_is_no_warning() -> None:
     due = first(of, 1)
     assert (due.event.reason, due.event.is_warning) == ("GpuBackInService", False)
     assert due.event.message == "Device sim-0 is back in service."
+
+
+def test_device_withheld_by_a_yield_gets_no_event_and_keeps_what_was_reported() -> None:
+    of = event_diff()
+    held = replace(OUT, yielded=True)
+    for before, after in ((BACK, []), (OUT, ["GpuBackInService"])):
+        of.update(view(before))
+        take_all(of, 0)
+        of.update(view(held))
+        assert of.seconds_until_due(1000) is None
+        assert take_all(of, 1000) == []
+        of.update(view(BACK))
+        assert [reason for reason, _ in take_all(of, 2000)] == after
 
 
 def test_outage_that_ended_before_any_event_was_written_gets_no_event() -> None:

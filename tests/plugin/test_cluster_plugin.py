@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from plugin.cluster.view import CONDITION_TYPE
+from plugin.cluster.condition import CONDITION_TYPE
 from tests.cluster.api_server import HANG, ApiServerStandIn, Response, kubeconfig
 from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, allocation, device, snapshot, start
 
@@ -23,9 +23,10 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from plugin.main import PluginSettings, run
-directory, cluster, node = Path(sys.argv[1]), *sys.argv[2:4]
+directory, cluster, node, labels = Path(sys.argv[1]), *sys.argv[2:5]
 settings = PluginSettings(
-    kubelet_dir=directory, socket=directory / "s", registration="classic", log_format="json", cluster=cluster, node_name=node
+    kubelet_dir=directory, socket=directory / "s", registration="classic", log_format="json", cluster=cluster, node_name=node,
+    yield_labels=tuple(labels.split()),
 )
 try:
     status = asyncio.run(run(settings))
@@ -64,11 +65,40 @@ class Running:
 
 @asynccontextmanager
 async def plugin(
-    directory: Path, environment: dict[str, str], cluster: str = "auto", node: str = "node-1"
+    directory: Path, environment: dict[str, str], cluster: str = "auto", node: str = "node-1", labels: str = ""
 ) -> AsyncIterator[Running]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "HTTP", "http"))}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, str(directory), cluster, node, env=kept | environment, stdout=PIPE, stderr=PIPE
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(directory),
+        cluster,
+        node,
+        labels,
+        env=kept | environment,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    try:
+        yield Running(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def command(directory: Path, environment: dict[str, str], *flags: str) -> AsyncIterator[Running]:
+    """Run ``scrubber plugin`` with cluster reporting and these settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "HTTP", "http"))}
+    words = ["--kubelet-dir", str(directory), "--socket-dir", str(directory / "s"), "--log-format", "json"]
+    words += ["--metrics-address", "off", "--cluster-reporting", "auto", "--node-name", "node-1", *flags]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "scrubber.cli.main", "plugin", *words),
+        env=kept | environment,
+        stdout=PIPE,
+        stderr=PIPE,
     )
     try:
         yield Running(process)
@@ -109,6 +139,39 @@ async def test_plugin_with_credentials_writes_events_and_condition_until_it_stop
         await server.until(lambda: len(server.events) == 1)
         assert await running.stops() == (0, "httpx2 lightkube msgspec")
     assert status(server) == "Unknown PluginStopped"
+
+
+async def test_environment_variables_choose_the_type_and_the_polarity_of_the_condition(
+    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+) -> None:
+    settings = {"SCRUBBER_CONDITION_TYPE": "GpusOutOfService", "SCRUBBER_CONDITION_POLARITY": "bad"}
+
+    def written() -> str:
+        found = server.condition("node-1", "GpusOutOfService")
+        return "" if found is None else f"{found['status']} {found['reason']}"
+
+    async with (
+        FakeService(short_tmp / "s", snapshot(device(0))),
+        command(short_tmp, credentials | settings) as running,
+    ):
+        await server.until(lambda: written() == "False AllInService")
+        assert (await running.stops())[0] == 0
+    assert written() == "Unknown PluginStopped"
+    assert server.condition("node-1", CONDITION_TYPE) is None
+
+
+async def test_node_has_the_taint_while_none_of_its_gpus_is_in_service(
+    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+) -> None:
+    taint = {"key": "scrubber.dev/no-gpu-in-service", "effect": "NoSchedule"}
+    out = device(0, advertised=False, state="quarantined", refusal="Device sim-0 is quarantined.")
+    settings = {"SCRUBBER_TAINT": f"{taint['key']}:NoSchedule"}
+    async with FakeService(short_tmp / "s", snapshot(out)), command(short_tmp, credentials | settings) as running:
+        await server.until(lambda: server.nodes["node-1"]["spec"].get("taints") == [taint])
+        assert (await running.stops())[0] == 0
+    assert server.nodes["node-1"]["spec"]["taints"] == [taint]
+    async with FakeService(short_tmp / "s", snapshot(device(0))), command(short_tmp, credentials | settings):
+        await server.until(lambda: server.nodes["node-1"]["spec"]["taints"] == [])
 
 
 async def test_rolling_update_keeps_the_condition_known_and_its_transition_time(
@@ -206,3 +269,36 @@ async def test_failing_api_server_delays_no_kubelet_call(
         assert ended == 0
         await kubelet.until(lambda: registered.ended)
         assert registered.error is None
+
+
+async def test_label_of_the_node_yields_it_and_every_restart_of_the_service_gets_the_request_again(
+    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+) -> None:
+    server.allowed = {"watch nodes"}
+    server.relabel("node-1", nvidia_com__gpu_deploy_client="true")
+    async with (
+        FakeService(short_tmp / "s", snapshot(device(0))) as service,
+        plugin(short_tmp, credentials, "off", labels="nvidia.com/gpu.deploy.client") as running,
+    ):
+        await service.bell.until(lambda: service.yields == [""])
+        server.relabel("node-1", nvidia_com__gpu_deploy_client="paused-for-driver-upgrade")
+        reason = "node label nvidia.com/gpu.deploy.client is 'paused-for-driver-upgrade'"
+        await service.bell.until(lambda: reason in service.yields)
+        service.show(snapshot(device(0), epoch="second"))
+        await service.bell.until(lambda: service.yields.count(reason) > 1)
+        server.relabel("node-1", nvidia_com__gpu_deploy_client="true")
+        await service.bell.until(lambda: service.yields[-1] == "")
+        assert set(service.yields) == {reason, ""}
+        assert {each.what for each in server.requests} == {"watch nodes"}
+        assert (await running.stops())[0] == 0
+
+
+async def test_labels_that_cannot_be_read_for_lack_of_credentials_stop_the_plugin(short_tmp: Path) -> None:
+    async with (
+        FakeService(short_tmp / "s", snapshot(device(0))),
+        plugin(short_tmp, {}, "off", labels="nvidia.com/gpu.deploy.client") as running,
+    ):
+        assert running.process.stderr is not None
+        async with asyncio.timeout(DEADLINE):
+            errors = (await running.process.stderr.read()).decode()
+        assert "--yield-labels needs access to the API server: no credentials were found." in errors

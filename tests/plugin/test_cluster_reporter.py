@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from plugin.cluster.client import ApiServerClient
+from plugin.cluster.condition import CONDITION_TYPE
 from plugin.cluster.event_diff import EventDiffTimes
 from plugin.cluster.port import ClusterNode
 from plugin.cluster.reporter import BackoffTimes, ClosableClusterApi, ClusterReporter, ClusterReporterTimes
-from plugin.cluster.view import CONDITION_TYPE, LABEL_PREFIX, NodeCondition
+from plugin.cluster.view import LABEL_PREFIX, NodeCondition
 from plugin.cluster.writers import WriterTimes
 from plugin.instance_lock import WriterLock
 from scrubber.api import scrubber_pb2 as pb

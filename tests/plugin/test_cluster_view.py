@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from plugin.cluster.condition import CONDITION_TYPE
 from plugin.cluster.view import (
-    CONDITION_TYPE,
     LABEL_PREFIX,
     SERVICE_AWAY_CONDITION,
     ClusterDevice,
@@ -122,6 +122,42 @@ def test_gpus_that_the_policy_forbids_to_pass_by_envvar_are_out_of_service() -> 
     shown.envvar_refused = True
     assert view_after(shown, NEVER, uses_envvar=True).condition.status is ConditionStatus.FALSE
     assert view_after(shown, NEVER).condition.status is ConditionStatus.TRUE
+
+
+def yielded(*devices: pb.SnapshotDevice) -> pb.Snapshot:
+    shown = snapshot(*devices)
+    shown.yielded = "Requested by the plugin: a label."
+    return shown
+
+
+def test_devices_of_a_yielded_node_are_out_of_service_without_a_reason_for_an_event() -> None:
+    held = device(0, state="clean", certified=True, advertised=False, withheld=True, refusal="Being serviced.")
+    view = view_after(yielded(held, out(1)), NEVER)
+    assert [(each.status, each.state, each.yielded) for each in view.devices] == [
+        (DeviceServiceStatus.OUT_OF_SERVICE, "withheld", True),
+        (DeviceServiceStatus.OUT_OF_SERVICE, "quarantined", False),
+    ]
+    assert (view.condition.status, view.condition.reason) == (ConditionStatus.FALSE, "NoneInService")
+    assert "The node is yielded" in view.condition.message
+    assert counts(view) == {"clean": 0, "dirty": 0, "quarantined": 2}
+
+
+def test_devices_that_a_service_started_on_a_yielded_node_does_not_list_are_not_gone() -> None:
+    before = view_after(snapshot(device(0, state="clean"), out(1), device(2, state="probation")), NEVER)
+    view = view_after(yielded(), before)
+    assert [(each.id, each.state, each.yielded) for each in view.devices] == [
+        ("sim-0", "withheld", True),
+        ("sim-1", "quarantined", False),
+        ("sim-2", "probation", True),
+    ]
+    assert view.none_in_service is False
+    assert view.condition.reason == "NoneInService"
+    assert view_after(snapshot(), view).devices == ()
+
+
+def test_yielded_node_without_a_known_gpu_has_condition_unknown() -> None:
+    condition = view_after(yielded(), NEVER).condition
+    assert (condition.status, "The node is yielded" in condition.message) == (ConditionStatus.UNKNOWN, True)
 
 
 def test_view_without_service_counts_no_device_as_clean_and_has_no_notices() -> None:

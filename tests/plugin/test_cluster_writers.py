@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,9 @@ class Written:
 
     async def patch_labels(self, labels: Mapping[str, str]) -> None:
         self._record("labels", *labels.values())
+
+    async def replace_taints(self, taints: Sequence[Mapping[str, Any]], resource_version: str) -> None:
+        self._record("taints", *taints)
 
     async def create_event(self, event: EventContent, now: datetime) -> None:
         self._record("create", event.reason)

@@ -35,7 +35,7 @@ def _code(cell: str) -> set[str]:
 
 def ours() -> set[str]:
     """Return the flags that, according to the page, NVIDIA's plugin does not have."""
-    match = re.search(r"Flags that NVIDIA's plugin does not have: (.*?)\.\n", PAGE, re.DOTALL)
+    match = re.search(r"Flags that NVIDIA's plugin does not have:\n\n((?:[-\x20] .*\n)+)", PAGE)
     assert match is not None
     return _code(match[1])
 

@@ -28,10 +28,12 @@ ENVVAR_REFUSED = (
 
 
 @asynccontextmanager
-async def plugin(directory: Path, *flags: str, **variables: str) -> AsyncIterator[Process]:
+async def plugin(
+    directory: Path, *flags: str, program: str = sys.executable, **variables: str
+) -> AsyncIterator[Process]:
     arguments = ["--kubelet-dir", str(directory), "--socket-dir", str(directory / "s"), "--registration", "classic"]
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
+        program,
         *("-m", "scrubber.cli.main", "plugin", *arguments, "--log-format", "json", "--metrics-address", "off", *flags),
         stderr=PIPE,
         env=os.environ | variables,
@@ -238,6 +240,87 @@ async def test_policy_that_forbids_envvar_withholds_gpus_until_another_strategy_
             assert registered.healthy == {"sim-0", gpu(0).id}
 
 
+COMMAND_LINE = (
+    *(
+        "--mig-strategy=none",
+        "--fail-on-init-error=true",
+        "--driver-root=/",
+        "--dev-root=/",
+        "--pass-device-specs=true",
+    ),
+    *("--device-list-strategy=envvar", "--device-id-strategy=uuid", "--gdrcopy-enabled=false", "--gds-enabled=false"),
+    *(
+        "--mofed-enabled=false",
+        "--cdi-annotation-prefix=cdi.k8s.io/",
+        "--nvidia-cdi-hook-path=/usr/bin/nvidia-cdi-hook",
+    ),
+    *("--driver-root-ctr-path=/driver-root", "--mps-root=/run/nvidia/mps", "--device-discovery-strategy=auto"),
+    *("--shared-devices-allocation-policy=distributed", "--imex-channel-ids=", "--imex-required=true"),
+    *("--cdi-feature-flags=disable-ipc-discoverer", "--cdi-disable-hooks=all"),
+)
+"""Every flag of version 0.20 except the two that name files."""
+OPERATOR_ENVIRONMENT = {
+    "PASS_DEVICE_SPECS": "true",
+    "FAIL_ON_INIT_ERROR": "true",
+    "DEVICE_LIST_STRATEGY": "envvar",
+    "DEVICE_ID_STRATEGY": "uuid",
+    "MPS_ROOT": "/run/nvidia/mps",
+    "MIG_STRATEGY": "single",
+    "IS_HOST_DRIVER": "true",
+    "NVIDIA_DRIVER_ROOT": "/",
+    "DRIVER_ROOT_CTR_PATH": "/host",
+    "NVIDIA_DEV_ROOT": "/",
+    "IMEX_CHANNEL_IDS": "",
+    "IMEX_REQUIRED": "false",
+    "DEVICE_DISCOVERY_STRATEGY": "nvml",
+    "CDI_FEATURE_FLAGS": "",
+    "CDI_DISABLE_HOOKS": "",
+    "SHARED_DEVICES_ALLOCATION_POLICY": "packed",
+    "GDRCOPY_ENABLED": "true",
+}
+"""Variables that the GPU Operator and NVIDIA's chart set."""
+CHART_FILE = """\
+version: v1
+flags:
+  migStrategy: none
+  mpsRoot: /mps
+  useNodeFeatureAPI: true
+  gfd: {oneshot: false, noTimestamp: false, sleepInterval: 60s, outputFile: /x, machineTypeFile: /y}
+  plugin: {passDeviceSpecs: true, deviceListStrategy: [envvar], deviceIDStrategy: uuid}
+sharing:
+  timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 10}]}
+"""
+
+
+async def test_command_line_and_file_of_nvidias_plugin_start_ours(short_tmp: Path) -> None:
+    (short_tmp / "config.yaml").write_text(CHART_FILE)
+    files = (f"--kubelet-socket={short_tmp}/device-plugins/kubelet.sock", f"--config-file={short_tmp}/config.yaml")
+    async with (
+        FakeKubelet(short_tmp) as kubelet,
+        FakeService(short_tmp / "s", TWO),
+        plugin(short_tmp, *COMMAND_LINE, *files) as process,
+    ):
+        assert len((await kubelet.new_registration()).healthy) == 20
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+
+
+async def test_environment_of_nvidias_manifests_starts_ours(short_tmp: Path) -> None:
+    variables = OPERATOR_ENVIRONMENT | {"KUBELET_SOCKET": f"{short_tmp}/device-plugins/kubelet.sock"}
+    async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", TWO), plugin(short_tmp, **variables):
+        registered = await kubelet.new_registration()
+        assert registered.healthy == {gpu(0).id, gpu(1).id}
+        assert (await allocated(registered, gpu(0).id)).envs["NVIDIA_GDRCOPY"] == "enabled"
+
+
+async def test_settings_without_effect_are_logged_once_each(short_tmp: Path) -> None:
+    (short_tmp / "config.yaml").write_text("version: v1\nflags: {newKey: 1}\n")
+    flags = ("--config-file", str(short_tmp / "config.yaml"), "--cdi-feature-flags", "new-flag")
+    async with plugin(short_tmp, *flags) as process:
+        assert "new-flag" in (await next_line(process, "settings.ignored"))["message"]
+        assert "2: flags.newKey" in (await next_line(process, "settings.ignored"))["message"]
+
+
 async def test_disabled_health_checks_are_logged_with_the_place_of_the_new_setting(short_tmp: Path) -> None:
     async with plugin(short_tmp, DP_DISABLE_HEALTHCHECKS="48") as process:
         assert (
@@ -250,6 +333,10 @@ async def test_disabled_health_checks_are_logged_with_the_place_of_the_new_setti
     [
         (("--mig-strategy", "half"), 'Error: --mig-strategy: "half" is not one of: none, single, mixed.'),
         (("--device-id-strategy", "name"), 'Error: --device-id-strategy: "name" is not one of: uuid, index.'),
+        (("--device-discovery-strategy", "tegra"), "Error: --device-discovery-strategy: tegra is not supported"),
+        (("--imex-channel-ids", "0"), "Error: --imex-channel-ids: IMEX channels (0) are not supported"),
+        (("--kubelet-socket", "/run/kubelet.sock"), 'Error: --kubelet-socket: "/run/kubelet.sock" is not supported.'),
+        (("--shared-devices-allocation-policy", "x"), 'Error: --shared-devices-allocation-policy: "x" is not one of'),
         (("--device-list-strategy", "env"), 'Error: --device-list-strategy: "env" is not a way to pass devices.'),
         (("--nvidia-driver-root", "driver"), 'Error: --nvidia-driver-root: "driver" is not an absolute path.'),
         (("--config-file", "/nowhere.yaml"), "Error: --config-file /nowhere.yaml cannot be read: "),

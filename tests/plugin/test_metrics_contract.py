@@ -446,6 +446,9 @@ class Answering:
     async def patch_labels(self, labels: object) -> None:
         self._answer(NODE)
 
+    async def replace_taints(self, taints: object, resource_version: str) -> None:
+        self._answer(NODE)
+
     async def create_event(self, event: object, now: datetime) -> None:
         self._answer(NODE)
 
@@ -468,6 +471,7 @@ class Answering:
 WRITES: dict[str, Callable[[MeteredClusterApi], Any]] = {
     "condition": lambda cluster: cluster.patch_condition(SERVICE_AWAY_CONDITION, since=NOON, now=NOON),
     "label": lambda cluster: cluster.patch_labels({"a": "b"}),
+    "taint": lambda cluster: cluster.replace_taints([], "7"),
     "event": lambda cluster: cluster.create_event(EVENT, NOON),
     "event again": lambda cluster: cluster.repeat_event(EVENT, NOON, 2),
     "eviction": lambda cluster: cluster.evict_pod("team-a", "p", "uid"),
@@ -507,6 +511,8 @@ async def test_failed_cluster_write_is_counted_and_raised(what: str, error: Clus
         ("eviction", ApiNotFound("gone"), 0),
         ("eviction", ApiConflict("another pod"), 0),
         ("condition", ApiNotFound("no node"), 1),
+        ("taint", ApiNotFound("no node"), 1),
+        ("taint", ApiConflict("the node was changed meanwhile"), 0),
         ("label", ApiNotFound("no node"), 1),
         ("eviction", asyncio.CancelledError(), 0),
     ],
@@ -548,4 +554,4 @@ async def test_cluster_read_is_not_counted_and_close_is_passed_on() -> None:
     assert await counted.get_node() is NODE
     await counted.close()
     assert cluster.closed
-    assert all(written(metrics, what) == (0, 0) for what in ("event", "condition", "label", "eviction"))
+    assert all(written(metrics, what) == (0, 0) for what in ("event", "condition", "label", "taint", "eviction"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -17,6 +18,7 @@ from plugin.nvidia.settings import (
     NvidiaPluginSettings,
     health_check_warning,
     index_warning,
+    kubelet_dir_of,
     options_from_flags,
     read_config_file,
     resolve_settings,
@@ -98,15 +100,15 @@ def test_complete_nvidia_configuration_file_is_read(tmp_path: Path) -> None:
             {"nvidia.com/gpu": 4, "nvidia.com/mig-1g.10gb.me": 2},
             use_shared_suffix=True,
             single_share_only=True,
-            preference=SharePreference.PACKED,
         ),
+        share_preference=SharePreference.PACKED,
     )
 
 
 def test_every_setting_of_the_nvidia_configuration_file_has_an_option(tmp_path: Path) -> None:
     written = read_config_file(config(tmp_path, WHOLE))
     unset = {each.name for each in dataclasses.fields(NvidiaOptions) if getattr(written, each.name) is None}
-    assert unset == {"gdrcopy", "mofed"}
+    assert unset == {"gdrcopy", "mofed", "cdi_features", "disabled_cdi_hooks", "ignored"}
 
 
 def test_example_of_nvidias_documentation_gives_the_defaults(tmp_path: Path) -> None:
@@ -169,7 +171,6 @@ def test_explicit_false_overrides_true_in_the_file(tmp_path: Path) -> None:
             "flags:\n  plugin:\n    deviceListStrategy: envvar,mount",
             'DIR/config.yaml:3: flags.plugin.deviceListStrategy: "mount" is not a way to pass devices. Use one or more',
         ),
-        ("flags:\n\n  migStrategies: none", "DIR/config.yaml:3: flags.migStrategies is not a known key; known are "),
         ("flags:\n  plugin: cdi-cri", "DIR/config.yaml:2: flags.plugin must be a mapping of keys to values."),
         (
             "flags:\n  deviceDiscoveryStrategy: tegra",
@@ -184,10 +185,6 @@ def test_explicit_false_overrides_true_in_the_file(tmp_path: Path) -> None:
             "DIR/config.yaml:3: resources.gpus.0 renames A100* to a100, but this file cannot rename resources",
         ),
         ("imex: {channelIDs: [0]}", "DIR/config.yaml:1: imex requests IMEX channels"),
-        (
-            "imex:\n  channels: [0]",
-            "DIR/config.yaml:2: imex.channels is not a known key; known are channelIDs, required.",
-        ),
         (
             "sharing:\n  timeSlicing:\n    resources: {name: nvidia.com/gpu, replicas: 4}",
             "DIR/config.yaml:3: sharing.timeSlicing.resources must be a list of entries with name and replicas.",
@@ -257,6 +254,97 @@ def test_unsupported_sharing_entry_is_refused_with_its_line(tmp_path: Path, entr
     assert refusal(tmp_path, SLICED + entries).startswith(f"DIR/config.yaml:{message}")
 
 
+UNKNOWN = """\
+version: ""
+flags:
+  migStrategies: none
+  plugin: {passDeviceSpecs: true, newInAnotherVersion: 1}
+  gfd: {oneshot: true, anything: 2}
+health:
+  policy: none
+imex: {channelIDs: [], required: true, channels: [0]}
+resources:
+  gpus:
+    - {pattern: "*", name: nvidia.com/gpu, weight: 2}
+"""
+
+
+def test_unknown_keys_outside_of_sharing_are_reported_in_one_warning_and_the_others_count(tmp_path: Path) -> None:
+    path = config(tmp_path, UNKNOWN)
+    settings = resolve_settings(NvidiaOptions(), path)
+    assert settings.injection.pass_device_specs
+    (warning,) = settings.ignored
+    keys = "6: health, 11: resources.gpus.0.weight, 8: imex.channels, 3: flags.migStrategies"
+    assert warning == f"{path}: keys that are not known have no effect: {keys}, 4: flags.plugin.newInAnotherVersion."
+
+
+@pytest.mark.parametrize(
+    ("words", "allocation", "expected"),
+    [
+        ({}, "packed", SharePreference.PACKED),
+        ({"share_preference": "distributed"}, "packed", SharePreference.DISTRIBUTED),
+        ({"share_preference": "packed"}, "distributed", SharePreference.PACKED),
+    ],
+)
+def test_allocation_policy_of_the_command_line_overrides_that_of_the_file(
+    tmp_path: Path, words: dict[str, str], allocation: str, expected: SharePreference
+) -> None:
+    text = (
+        f"flags: {{plugin: {{sharedDevicesAllocationPolicy: {allocation}}}}}\n{SLICED}    - {{name: gpu, replicas: 4}}"
+    )
+    settings = resolve_settings(
+        options_from_flags(share_preference=words.get("share_preference")), config(tmp_path, text)
+    )
+    assert settings.sharing == TimeSlicing({"nvidia.com/gpu": 4}, preference=expected)
+
+
+def test_cdi_feature_flags_and_disabled_hooks_are_read_like_lists_of_nvidias_plugin() -> None:
+    options = options_from_flags(
+        cdi_features=["disable-ipc-discoverer,disable-nvsandboxutils", "no-additional-gids-for-device-nodes"],
+        disabled_cdi_hooks=["update-ldcache, enable-cuda-compat"],
+    )
+    settings = resolve_settings(options)
+    assert not settings.ipc_sockets
+    assert settings.disabled_cdi_hooks == {"update-ldcache", "enable-cuda-compat"}
+    assert settings.ignored == ()
+    assert resolve_settings(NvidiaOptions()).ipc_sockets
+
+
+def test_feature_flags_and_hooks_that_are_not_known_are_reported() -> None:
+    settings = resolve_settings(options_from_flags(cdi_features=["enable-x", "y"], disabled_cdi_hooks=["ldcache"]))
+    assert settings.ignored[0] == "--cdi-feature-flags: enable-x, y: not known, and without effect."
+    assert settings.ignored[1].startswith("--cdi-disable-hooks: ldcache: no such hook is known; known are all, chmod, ")
+
+
+@pytest.mark.parametrize(
+    ("socket", "directory", "expected"),
+    [
+        (None, "/var/lib/kubelet", "/var/lib/kubelet"),
+        ("/var/lib/kubelet/device-plugins/kubelet.sock", "/var/lib/kubelet", "/var/lib/kubelet"),
+        ("/data/kubelet/device-plugins/kubelet.sock", "/var/lib/kubelet", "/data/kubelet"),
+        ("/data/kubelet/device-plugins/kubelet.sock", "/data/kubelet", "/data/kubelet"),
+    ],
+)
+def test_kubelet_socket_of_nvidias_plugin_gives_the_kubelets_directory(
+    socket: str | None, directory: str, expected: str
+) -> None:
+    assert kubelet_dir_of(socket, Path(directory), Path("/var/lib/kubelet")) == Path(expected)
+
+
+@pytest.mark.parametrize(
+    ("socket", "directory", "message"),
+    [
+        ("", "/var/lib/kubelet", '--kubelet-socket: "" is not supported. Use the path of device-plugins/kubelet.sock'),
+        ("device-plugins/kubelet.sock", "/var/lib/kubelet", "set that directory with --kubelet-dir"),
+        ("/run/kubelet.sock", "/var/lib/kubelet", '"/run/kubelet.sock" is not supported'),
+        ("/a/device-plugins/kubelet.sock", "/b", "is not in --kubelet-dir /b. Remove one of them."),
+    ],
+)
+def test_kubelet_socket_that_no_kubelet_has_is_refused(socket: str, directory: str, message: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=re.escape(message)):
+        kubelet_dir_of(socket, Path(directory), Path("/var/lib/kubelet"))
+
+
 def test_no_device_is_shared_without_a_sharing_entry(tmp_path: Path) -> None:
     for text in ("version: v1", "sharing: {}", "sharing: {timeSlicing: {renameByDefault: true, resources: []}}"):
         assert (
@@ -294,6 +382,8 @@ def test_configuration_file_that_is_no_regular_file_is_refused_without_blocking(
         ({"dev_root": "dev"}, '--nvidia-dev-root: "dev" is not an absolute path'),
         ({"driver_root_ctr_path": "x"}, '--driver-root-ctr-path: "x" is not an absolute path'),
         ({"hook": "nvidia-ctk"}, '--nvidia-cdi-hook-path: "nvidia-ctk" is not an absolute path'),
+        ({"discovery": "tegra"}, "--device-discovery-strategy: tegra is not supported: the scrub service uses NVML"),
+        ({"imex_channels": ["0"]}, r"--imex-channel-ids: IMEX channels \(0\) are not supported; remove the flag"),
     ],
 )
 def test_invalid_flag_is_refused_by_name(words: dict[str, object], message: str) -> None:
@@ -303,7 +393,17 @@ def test_invalid_flag_is_refused_by_name(words: dict[str, object], message: str)
 
 def test_empty_flag_counts_as_unset() -> None:
     empty = options_from_flags(
-        strategies=[], driver_root="", dev_root="", driver_root_ctr_path="", annotation_prefix="", hook=""
+        strategies=[],
+        driver_root="",
+        dev_root="",
+        driver_root_ctr_path="",
+        annotation_prefix="",
+        hook="",
+        discovery="",
+        share_preference="",
+        cdi_features=[""],
+        disabled_cdi_hooks=[],
+        imex_channels=["", ","],
     )
     assert empty == NvidiaOptions()
 
@@ -355,6 +455,10 @@ def test_index_strategy_is_warned_about_where_a_runtime_numbers_devices_by_itsel
 
 def test_disabled_health_checks_are_answered_with_a_warning() -> None:
     assert health_check_warning("") == ""
+    assert health_check_warning("", "79").startswith(
+        "DP_ENABLE_HEALTHCHECKS=79 has no effect: the scrub service checks"
+    )
+    assert health_check_warning("all", "79").startswith("DP_DISABLE_HEALTHCHECKS=all has no effect")
     for value in ("all", "xids", "48,79"):
         warning = health_check_warning(value)
         assert warning.startswith(f"DP_DISABLE_HEALTHCHECKS={value} has no effect on the plugin")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,7 +85,8 @@ def test_preferred_allocation_chooses_no_dirty_device_while_a_clean_one_is_avail
     available: set[str], must: set[str], size: int, known: dict[str, AdvertisedDevice]
 ) -> None:
     clean = {id_ for id_, offer in known.items() if offer.certified and offer.verdict is ServiceVerdict.ADVERTISED}
-    withheld = {id_ for id_, offer in known.items() if offer.verdict is ServiceVerdict.WITHHELD}
+    out = (ServiceVerdict.WITHHELD, ServiceVerdict.HELD)
+    withheld = {id_ for id_, offer in known.items() if offer.verdict in out}
     chosen = set(preferred_devices(available, must, size, known))
     free = available - must
     assert free & clean <= chosen or chosen - must <= clean
@@ -96,8 +98,9 @@ def test_devices_that_must_be_included_precede_clean_devices() -> None:
     assert preferred_devices(["a", "b", "c"], ["b"], 2, known) == ("b", "a")
 
 
-def test_device_that_is_being_scrubbed_is_preferred_to_a_dirty_one() -> None:
-    known = offers(gpu("a"), gpu("b", scrubbing=True), gpu("c", verdict=ServiceVerdict.WITHHELD))
+@pytest.mark.parametrize("out", [ServiceVerdict.WITHHELD, ServiceVerdict.HELD])
+def test_device_that_is_being_scrubbed_is_preferred_to_a_dirty_one(out: ServiceVerdict) -> None:
+    known = offers(gpu("a"), gpu("b", scrubbing=True), gpu("c", verdict=out))
     assert preferred_devices(["a", "b", "c"], [], 1, known) == ("b",)
     assert preferred_devices(["a", "b", "c"], [], 2, known) == ("b", "a")
 

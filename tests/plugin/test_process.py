@@ -10,6 +10,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -79,6 +80,14 @@ async def test_plugin_does_not_register_before_the_first_snapshot(short_tmp: Pat
             assert registered.lists == [{"sim-0": "Unhealthy"}]
 
 
+async def test_devices_that_are_all_out_of_service_are_registered_as_unhealthy_and_count_for_the_capacity(
+    short_tmp: Path,
+) -> None:
+    out = snapshot(device(0, advertised=False), device(1, advertised=False))
+    async with FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", out), plugin(short_tmp):
+        assert (await kubelet.new_registration()).lists == [{"sim-0": "Unhealthy", "sim-1": "Unhealthy"}]
+
+
 NOT_NEEDED = {
     *("lightkube", "opentelemetry", "prometheus_client", "pydantic", "rich.console", "wsgiref", "yaml"),
     *(
@@ -116,52 +125,21 @@ async def test_modules_not_needed_for_the_registration_are_not_imported_before_i
             await process.wait()
 
 
-async def exists(file: Path) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while True:
-            if file.exists():
-                return
-            await asyncio.sleep(0.01)
-
-
-async def test_ready_file_appears_with_the_first_ready_snapshot_and_disappears_with_the_plugin(short_tmp: Path) -> None:
-    file = short_tmp / "ready"
-    file.touch()  # left by an earlier run that was killed
-    async with (
-        FakeKubelet(short_tmp) as kubelet,
-        FakeService(short_tmp / "s", snapshot(device(0), ready=False)) as service,
-        plugin(short_tmp, "--ready-file", str(file)) as running,
-    ):
-        assert (await kubelet.new_registration()).lists == [{"sim-0": "Unhealthy"}]
-        assert not file.exists()
-        service.show(snapshot(device(0), version=2))
-        await exists(file)
-        assert await running.ends(signal.SIGTERM) == 0
-        assert not file.exists()
-
-
-async def test_standby_instance_creates_its_ready_file_and_registers_when_the_old_one_ends(
-    short_tmp: Path,
-) -> None:
-    file = short_tmp / "ready"
+async def test_standby_instance_is_ready_and_registers_when_the_old_one_ends(short_tmp: Path) -> None:
     async with (
         FakeKubelet(short_tmp) as kubelet,
         FakeService(short_tmp / "s", snapshot(device(0))),
         plugin(short_tmp) as old,
     ):
         await kubelet.new_registration()
-        async with plugin(short_tmp, "--ready-file", str(file)) as second:
+        async with plugin(short_tmp, "--probe-address", "127.0.0.1:0") as second:
+            address = (await second.next_line("probes.serving"))["address"]
             await second.next_line("plugin.standby")
-            await exists(file)
+            with await asyncio.to_thread(urlopen, f"http://{address}/readyz", timeout=DEADLINE) as answer:
+                assert answer.status == 200
             assert len(kubelet.requests) == 1
             assert await old.ends(signal.SIGTERM) == 0
             assert (await kubelet.new_registration(after=1)).healthy == {"sim-0"}
-
-
-async def test_ready_file_that_cannot_be_created_is_refused_with_an_error_message(short_tmp: Path) -> None:
-    settings = PluginSettings(kubelet_dir=short_tmp, socket=short_tmp, ready_file=short_tmp / "missing" / "ready")
-    with pytest.raises(InvalidConfiguration, match="Use a directory that the plugin can write to"):
-        await run(settings)
 
 
 @pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])

@@ -132,8 +132,9 @@ def test_clean_device_is_preferred_among_equally_shared_devices() -> None:
     assert chosen(free(offers), 3, offers) == [C.id, B.id, A.id]
 
 
-def test_share_of_a_withheld_device_is_chosen_last() -> None:
-    offers = shares(A.as_withheld("No."), B)
+@pytest.mark.parametrize("out", [ServiceVerdict.WITHHELD, ServiceVerdict.HELD])
+def test_share_of_a_withheld_device_is_chosen_last(out: ServiceVerdict) -> None:
+    offers = shares(replace(A, verdict=out), B)
     assert chosen(free(offers, f"{B.id}::0", f"{B.id}::1"), 1, offers) == [B.id]
 
 

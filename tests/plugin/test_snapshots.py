@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plugin.kubelet.devices import ServiceVerdict
+from plugin.kubelet.devices import Availability, ServiceVerdict
 from plugin.service_client import advertised_devices
 from scrubber.api import messages
 from scrubber.api import scrubber_pb2 as pb
@@ -70,6 +70,18 @@ def test_service_reports_mig_profile_and_forbidden_envvar_strategy() -> None:
         .profile
         == ""
     )
+
+
+def test_device_held_by_a_process_without_a_grant_is_unhealthy_and_its_verdict_says_so() -> None:
+    held = simulated(0, advertised=False, withheld=True, refusal="Device sim-0 is held.")
+    (found,) = advertised_devices(snapshot(held))
+    assert (found.verdict, found.refusal) == (ServiceVerdict.HELD, "Device sim-0 is held.")
+    ready = Availability(10.0).on_snapshot((found,), epoch="one", version=1, ready=True, now=0.0)
+    assert [each.healthy for each in ready.devices(0.0)] == [False]
+    odd = simulated(0, advertised=False, withheld=True)
+    odd.access[0].kind = "teleport"
+    (found,) = advertised_devices(snapshot(odd))
+    assert found.verdict is ServiceVerdict.WITHHELD
 
 
 def test_withheld_device_has_a_refusal_message_and_an_advertised_device_has_none() -> None:

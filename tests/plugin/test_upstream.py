@@ -254,6 +254,19 @@ async def test_quarantined_device_is_refused_before_the_vendor_is_called(short_t
         assert vendor.allocate_requests == []
 
 
+async def test_device_held_by_an_unknown_process_is_unhealthy_and_its_allocation_is_left_to_the_vendor(
+    short_tmp: Path,
+) -> None:
+    held = device(0, advertised=False, withheld=True, refusal="Device sim-0 is held.")
+    async with node(short_tmp, snapshot(held, device(1))) as here:
+        await here.vendor(Vendor())
+        registered = await here.registered()
+        await here.kubelet.until(
+            lambda: bool(registered.lists) and registered.lists[-1] == {"sim-0": "Unhealthy", "sim-1": "Healthy"}
+        )
+        await registered.plugin.Allocate(allocation("sim-0"))
+
+
 async def test_vendors_refusal_is_returned_with_its_own_message(short_tmp: Path) -> None:
     vendor = Vendor(options=api.DevicePluginOptions(pre_start_required=True))
 

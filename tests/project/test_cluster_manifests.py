@@ -13,15 +13,21 @@ import typer
 import yaml
 from lightkube.models.core_v1 import Node
 
+from plugin.cluster.condition import CONDITION_TYPE
 from plugin.cluster.event_diff import GONE_REASON, REASONS
-from plugin.cluster.view import CONDITION_TYPE, LABEL_PREFIX, PLUGIN_STOPPED_CONDITION, SERVICE_AWAY_CONDITION
+from plugin.cluster.taint import NodeTaint
+from plugin.cluster.view import LABEL_PREFIX, PLUGIN_STOPPED_CONDITION, SERVICE_AWAY_CONDITION
 from plugin.cluster.writers import WriterTimes
 from plugin.service_client import WatchTimes
-from scrubber.cli.commands.plugin import NodeNameOption
+from scrubber.cli.commands.plugin import NodeNameOption, YieldLabelsOption
+from tests.cel import AdmissionPolicy
 from tests.cluster.api_server import ApiServerStandIn
-from tests.deployed import BASE, CDI, DEPLOY, ROOT, documents, value_of, yaml_of
+from tests.deployed import BASE, CDI, DEPLOY, GPU_OPERATOR, ROOT, apply_patches, documents, patch_all, value_of, yaml_of
+from tests.project.test_deploy import parsed
 
 CLUSTER, EVICTION = DEPLOY / "kubernetes" / "cluster", DEPLOY / "kubernetes" / "eviction"
+TAINT = DEPLOY / "kubernetes" / "taint"
+YIELD = DEPLOY / "kubernetes" / "yield"
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 TEXT = " ".join(PAGE.split())
 """The page as one line, so that a sentence is found wherever its lines are broken."""
@@ -92,7 +98,7 @@ def test_eviction_permission_is_a_separate_component() -> None:
 
 
 @pytest.mark.parametrize("base", [BASE, CDI])
-def test_only_the_plugins_pod_gets_a_token_and_its_node_name(base: Path) -> None:
+def test_only_the_plugins_pod_gets_a_token(base: Path) -> None:
     before = {(each["kind"], value_of(each, "name")): each for each in documents(base)}
     after = patched(base)
     changed = {key for key in before if before[key] != after[key]}
@@ -103,8 +109,8 @@ def test_only_the_plugins_pod_gets_a_token_and_its_node_name(base: Path) -> None
     assert was == now
     assert [each for each in has if each not in had] == [
         {"name": "SCRUBBER_CLUSTER_REPORTING", "value": "auto"},
-        {"name": variable(), "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
+    assert {"name": variable(), "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in has
 
 
 def variable() -> str:
@@ -128,7 +134,7 @@ def test_admission_policy_restricts_the_plugin_to_its_labels_condition_and_own_n
     assert condition["expression"].endswith(f'"system:serviceaccount:{account["namespace"]}:{account["name"]}"')
     expressions = " ".join(each["expression"] for each in spec["validations"])
     assert set(re.findall(r'startsWith\("([^"]+)"\)', expressions)) == {LABEL_PREFIX}
-    assert set(re.findall(r'type == "([^"]+)"', expressions)) == {CONDITION_TYPE}
+    assert spec["variables"][0] == {"name": "conditionType", "expression": f'"{CONDITION_TYPE}"'}
     assert "object.spec == oldObject.spec" in expressions
     assert all(each["message"] for each in spec["validations"])
 
@@ -144,6 +150,139 @@ def test_admission_policy_allows_changes_to_conditions_of_the_node_status_only()
     )
     variables = {each["name"]: each["expression"] for each in spec["variables"]}
     assert (variables["status"], variables["statusBefore"]) == ("dyn(object.status)", "dyn(oldObject.status)")
+
+
+def node(**changes: Any) -> Document:
+    """Return a node as the API server has it, with ``changes`` of its fields."""
+    return {
+        "metadata": {"name": "node-1", "labels": {"zone": "a"}, "annotations": {"a": "b"}},
+        "spec": {"podCIDR": "10.0.0.0/24", "taints": [{"key": "other", "effect": "NoSchedule"}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}], "capacity": {"cpu": "4"}},
+    } | changes
+
+
+def request(*, node_name: str = "node-1", account: str = "scrubber-plugin") -> Document:
+    return {
+        "userInfo": {
+            "username": f"system:serviceaccount:scrubber-system:{account}",
+            "extra": {"authentication.kubernetes.io/node-name": [node_name]},
+        }
+    }
+
+
+def with_conditions(*types: str) -> Document:
+    status = node()["status"]
+    return {"status": status | {"conditions": [*status["conditions"], *({"type": each} for each in types)]}}
+
+
+def with_labels(**labels: str) -> Document:
+    return {"metadata": node()["metadata"] | {"labels": {"zone": "a"} | labels}}
+
+
+NOT_OF_ITS_NODE = "the plugin may change only the node that it runs on, and its token must name that node"
+SPEC = "the plugin must not change a node's spec, including its taints"
+LABELS = "the plugin may change only labels that begin with scrubber.dev/gpus."
+CONDITIONS = "the plugin may change no condition but its own"
+STATUS = "the plugin may change only its own condition in a node's status"
+METADATA = "the plugin must not change a node's annotations, finalizers or owners"
+
+
+@pytest.mark.parametrize(
+    ("changes", "by", "refusals"),
+    [
+        ({}, request(), []),
+        (with_conditions(CONDITION_TYPE), request(), []),
+        (with_labels(**{"scrubber.dev/gpus.clean": "1"}), request(), []),
+        (with_conditions("AcceleratedHardwareReady"), request(), [CONDITIONS]),
+        ({"status": node()["status"] | {"conditions": []}}, request(), [CONDITIONS]),
+        ({"status": node()["status"] | {"capacity": {"cpu": "8"}}}, request(), [STATUS]),
+        ({"status": node()["status"] | {"addresses": []}}, request(), [STATUS]),
+        ({"status": {"conditions": node()["status"]["conditions"]}}, request(), [STATUS]),
+        (with_labels(zone="b"), request(), [LABELS]),
+        ({"metadata": {"name": "node-1", "annotations": {"a": "b"}}}, request(), [LABELS]),
+        ({"metadata": node()["metadata"] | {"annotations": {"a": "c"}}}, request(), [METADATA]),
+        ({"metadata": node()["metadata"] | {"finalizers": ["a"]}}, request(), [METADATA]),
+        ({"spec": node()["spec"] | {"unschedulable": True}}, request(), [SPEC]),
+        ({"spec": node()["spec"] | {"taints": []}}, request(), [SPEC]),
+        (with_conditions(CONDITION_TYPE), request(node_name="node-2"), [NOT_OF_ITS_NODE]),
+        ({}, {"userInfo": {"username": request()["userInfo"]["username"]}}, [NOT_OF_ITS_NODE]),
+        ({"spec": {}}, request(account="someone-else"), []),
+    ],
+)
+def test_admission_policy_permits_the_plugins_writes_and_refuses_all_others(
+    changes: Document, by: Document, refusals: list[str]
+) -> None:
+    policy = AdmissionPolicy(of_kind(CLUSTER, "ValidatingAdmissionPolicy"))
+    assert policy.refusals(object=node(**changes), oldObject=node(), request=by) == refusals
+
+
+def tainting() -> list[Document]:
+    """Return the objects of the base with the components cluster and taint."""
+    found = [*copy.deepcopy(documents(BASE)), *copy.deepcopy(added(CLUSTER))]
+    patch_all(found, TAINT)
+    return found
+
+
+TAINTS = "the plugin may change only its own taint in a node's spec"
+OWN = {"key": "scrubber.dev/no-gpu-in-service", "effect": "NoSchedule"}
+OTHERS = {"key": "other", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refusals"),
+    [
+        ({"taints": [OTHERS]}, {"taints": [OTHERS, OWN]}, []),
+        ({"taints": [OTHERS, OWN]}, {"taints": [OTHERS]}, []),
+        ({"taints": [OWN | {"value": "a"}]}, {"taints": []}, []),
+        ({"taints": [OWN]}, {}, []),
+        ({}, {"taints": [OWN]}, []),
+        ({"taints": [OTHERS]}, {"taints": [OWN]}, [TAINTS]),
+        ({"taints": [OTHERS]}, {"taints": [OTHERS | {"value": "a"}]}, [TAINTS]),
+        ({}, {"taints": [OWN | {"effect": "NoExecute"}]}, [TAINTS]),
+        ({}, {"taints": [OTHERS]}, [TAINTS]),
+        ({"taints": [OTHERS]}, {}, [TAINTS]),
+        ({}, {"unschedulable": True}, [TAINTS]),
+        ({"unschedulable": True}, {}, [TAINTS]),
+        ({"podCIDR": "10.0.0.0/24"}, {"podCIDR": "10.1.0.0/24", "taints": [OWN]}, [TAINTS]),
+    ],
+)
+def test_admission_policy_of_the_taint_component_permits_one_taint_only(
+    before: Document, after: Document, refusals: list[str]
+) -> None:
+    (policy,) = [each for each in tainting() if each["kind"] == "ValidatingAdmissionPolicy"]
+    changed = {"object": node(spec=after), "oldObject": node(spec=before)}
+    assert AdmissionPolicy(policy).refusals(**changed, request=request()) == refusals
+    if before != after:
+        without = AdmissionPolicy(of_kind(CLUSTER, "ValidatingAdmissionPolicy"))
+        assert without.refusals(**changed, request=request()) == [SPEC]
+
+
+def test_taint_of_the_component_is_the_one_that_its_policy_permits(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {(each["kind"], value_of(each, "name")): each for each in tainting()}
+    (container,) = found["DaemonSet", "scrubber-plugin"]["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each.get("value", "some-value") for each in container["env"]}
+    _, values = parsed(container["args"], monkeypatch, environment)
+    taint = NodeTaint.parse(values["taint"])
+    assert taint is not None
+    assert taint.to_api() == OWN | {"value": "true"}
+    assert set(yaml_of(TAINT)) == {"apiVersion", "kind", "patches"}  # no role: the plugin may patch nodes already
+
+
+def test_documented_patches_let_the_plugin_write_another_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    (snippet,) = [each for each in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "conditionType" in each]
+    found = [*copy.deepcopy(documents(BASE)), *copy.deepcopy(added(CLUSTER))]
+    apply_patches(found, yaml.safe_load(snippet)["patches"])
+    (policy,) = [each for each in found if each["kind"] == "ValidatingAdmissionPolicy"]
+    admission = AdmissionPolicy(policy)
+    new = node(**with_conditions("AcceleratedHardwareReady"))
+    assert admission.refusals(object=new, oldObject=node(), request=request()) == []
+    new = node(**with_conditions(CONDITION_TYPE))
+    assert admission.refusals(object=new, oldObject=node(), request=request()) == [CONDITIONS]
+    (workload,) = [each for each in found if (each["kind"], value_of(each, "name")) == ("DaemonSet", "scrubber-plugin")]
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each.get("value", "some-value") for each in container["env"]}
+    _, values = parsed(container["args"], monkeypatch, environment)
+    assert values["condition_type"] == "AcceleratedHardwareReady"
 
 
 STRING_MAPS = {"labels", "annotations"}
@@ -170,7 +309,14 @@ def undefined(expression: str) -> list[str]:
 
 def test_admission_policy_uses_only_fields_known_to_the_type_check() -> None:
     spec = of_kind(CLUSTER, "ValidatingAdmissionPolicy")["spec"]
-    expressions = [each["expression"] for each in (*spec["variables"], *spec["validations"], *spec["matchConditions"])]
+    (with_taint,) = [each["spec"] for each in tainting() if each["kind"] == "ValidatingAdmissionPolicy"]
+    parts = [
+        each
+        for of in (spec, with_taint)
+        for name in ("variables", "validations", "matchConditions")
+        for each in of[name]
+    ]
+    expressions = [each["expression"] for each in parts]
     assert [each for expression in expressions for each in undefined(expression)] == []
 
 
@@ -245,3 +391,39 @@ def test_cluster_page_states_that_no_real_gpu_node_was_tested() -> None:
     assert "A node with a real GPU has not been tried.**" in TEXT
     for each in (CLUSTER, EVICTION):
         assert str(each.relative_to(ROOT)) in PAGE or f"gpu-scrubber/{each.relative_to(ROOT)}" in PAGE
+
+
+def test_component_that_follows_node_labels_reads_nodes_and_nothing_else_and_the_plugin_has_its_node_name() -> None:
+    assert of_kind(YIELD, "ClusterRole")["rules"] == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "watch"]}
+    ]
+    (plugin,) = [
+        each for each in documents(BASE) if (each["kind"], value_of(each, "name")) == ("DaemonSet", "scrubber-plugin")
+    ]
+    (own,) = plugin["spec"]["template"]["spec"]["containers"]
+    assert get_args(NodeNameOption)[1].envvar in {each["name"] for each in own["env"]}
+
+
+@pytest.mark.parametrize("base", [BASE, CDI, GPU_OPERATOR])
+@pytest.mark.parametrize("components", [(YIELD,), (CLUSTER, YIELD), (YIELD, CLUSTER)])
+def test_component_that_follows_node_labels_adds_a_token_and_its_variable_last_in_any_order(
+    base: Path, components: tuple[Path, ...]
+) -> None:
+    found = {value_of(each, "name"): each for each in documents(base) if each["kind"] == "DaemonSet"}
+    before = copy.deepcopy(found)
+    for component in components:
+        patch_all([*found.values()], component)
+    assert found["scrubber"] == before["scrubber"]
+    was, now = (each["scrubber-plugin"]["spec"]["template"]["spec"] for each in (before, found))
+    assert (was.pop("automountServiceAccountToken"), now.pop("automountServiceAccountToken")) == (False, True)
+    had, has = (each["containers"][0].pop("env") for each in (was, now))
+    assert was == now
+    assert has[: len(had)] == had  # so that patches of env/0, as in the overlays, still mean the same variable
+    added_last = {each["name"]: each["value"] for each in has[len(had) :]}
+    assert added_last.pop(get_args(YieldLabelsOption)[1].envvar) == "nvidia.com/gpu.deploy.client"
+    assert set(added_last) == ({"SCRUBBER_CLUSTER_REPORTING"} if CLUSTER in components else set())
+
+
+def test_taint_component_says_that_it_comes_after_the_cluster_component() -> None:
+    assert "List it after the component `cluster`" in (TAINT / "kustomization.yaml").read_text()
+    assert "List `taint` after `cluster`" in TEXT

@@ -23,12 +23,15 @@ from scrubber.backends import BACKENDS
 from scrubber.cli.commands.plugin import RegistrationChoice
 from scrubber.cli.main import app
 from scrubber.config.policy_file import load_policy
-from scrubber.config.settings import ServiceSettings
+from scrubber.config.settings import Address, ServiceSettings
+from scrubber.observability.probes import CONNECTION_TIMEOUT
+from scrubber.observability.systemd import DEFAULT_WATCHDOG_INTERVAL
 from tests.deployed import (
     BASE,
     CDI,
     CONTAINERFILE,
     DEPLOY,
+    GPU_OPERATOR,
     PLUGIN,
     ROOT,
     SERVICE,
@@ -40,11 +43,13 @@ from tests.deployed import (
     unit,
     value_of,
     workload,
+    yaml_of,
 )
 
+NVSENTINEL = DEPLOY / "kubernetes" / "nvsentinel"
 PAGE = (ROOT / "docs" / "deploying.md").read_text()
-RUNTIME_S = {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
-"""Variables that NVIDIA's container runtime reads, and neither of our programs."""
+NOT_OURS = {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "POD_IP"}
+"""Variables that NVIDIA's container runtime or the kubelet reads, and neither of our programs."""
 
 
 def parsed(
@@ -61,7 +66,7 @@ def parsed(
     }
     for name in known:
         monkeypatch.delenv(name, raising=False)
-    assert set(environment) - RUNTIME_S <= known
+    assert set(environment) - NOT_OURS <= known
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     return words[0], command.make_context(words[0], words[1:]).params
@@ -83,9 +88,7 @@ def test_plugin_manifest_mounts_exactly_the_needed_paths() -> None:
     assert {path for path, _, _ in mounts(PLUGIN)} == {"/run/scrubber/plugin", "/var/lib/kubelet/device-plugins"}
     for each in PLUGIN.container["volumeMounts"]:
         assert set(each) <= {"name", "mountPath", "readOnly"}  # no propagation, no subpath of a volume
-    assert [each for each in PLUGIN.pod["volumes"] if set(each) != {"name", "hostPath"}] == [
-        {"name": "ready", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
-    ]
+    assert [each for each in PLUGIN.pod["volumes"] if set(each) != {"name", "hostPath"}] == []
     assert len(PLUGIN.pod["volumes"]) == len(PLUGIN.container["volumeMounts"])
 
 
@@ -97,7 +100,7 @@ def test_cdi_overlay_adds_mounts_for_cdi_specifications_and_driver_files_only() 
     assert workload("scrubber", CDI) == SERVICE
 
 
-@pytest.mark.parametrize("directory", [BASE, CDI])
+@pytest.mark.parametrize("directory", [BASE, CDI, GPU_OPERATOR])
 def test_plugin_container_runs_as_root_without_capabilities_in_its_own_namespaces(directory: Path) -> None:
     of = workload("scrubber-plugin", directory)
     assert of.pod["securityContext"] == {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -108,7 +111,8 @@ def test_plugin_container_runs_as_root_without_capabilities_in_its_own_namespace
         "capabilities": {"drop": ["ALL"]},
     }
     assert not {"hostPID", "hostNetwork", "hostIPC", "hostUsers", "shareProcessNamespace"} & set(of.pod)
-    assert not {"initContainers", "ephemeralContainers"} & set(of.pod)
+    assert "ephemeralContainers" not in of.pod
+    assert ("initContainers" in of.pod) is (directory == GPU_OPERATOR)
 
 
 def test_plugin_unit_is_as_confined_as_the_plugin_container() -> None:
@@ -118,7 +122,8 @@ def test_plugin_unit_is_as_confined_as_the_plugin_container() -> None:
     assert directives["BindPaths"] == [" ".join(sorted(path for path, _, _ in needed_by_the_plugin()))]
     assert directives["TemporaryFileSystem"] == ["/run:ro /var:ro"]
     assert directives["ProtectSystem"] == ["strict"]
-    assert not {"ReadWritePaths", "BindReadOnlyPaths"} & set(directives)
+    assert directives["BindReadOnlyPaths"] == ["/run/systemd/notify"]  # where the service manager expects READY
+    assert "ReadWritePaths" not in directives
     for directive in ("NoNewPrivileges", "PrivateDevices", "PrivateNetwork", "ProtectHome", "ProtectKernelModules"):
         assert directives[directive] == ["yes"], directive
 
@@ -127,6 +132,24 @@ def test_deployments_do_not_use_the_envvar_list_strategy() -> None:
     assert environment_of(PLUGIN)["DEVICE_LIST_STRATEGY"] == "volume-mounts"
     assert environment_of(workload("scrubber-plugin", CDI))["DEVICE_LIST_STRATEGY"] == "cdi-cri"
     assert unit("scrubber-plugin.service")["Environment"] == ["DEVICE_LIST_STRATEGY=volume-mounts"]
+
+
+def test_nvsentinel_component_adds_only_its_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = workload("scrubber-plugin", NVSENTINEL)
+    directory = "/var/run/nvsentinel"
+    assert mounts(now) - mounts(PLUGIN) == {(directory, directory, "ro")}
+    service, journal = workload("scrubber", NVSENTINEL), "/run/systemd/journal"
+    assert mounts(service) - mounts(SERVICE) == {(journal, journal, "ro")}
+    _, values = parsed(service.container["args"], monkeypatch, environment_of(service))
+    assert values["nvsentinel_reset_journal"] == Path(journal) / "socket"
+    assert len(service.container["env"]) == len(SERVICE.container["env"]) + 1
+    _, values = parsed(now.container["args"], monkeypatch, environment_of(now))
+    assert values["nvsentinel_socket"] == Path(directory) / "nvsentinel.sock"
+    assert values["nvsentinel_strategy"] == "store-only"
+    assert values["node_name"]
+    added = environment_of(now).keys() - environment_of(PLUGIN).keys()
+    assert added == {"SCRUBBER_NVSENTINEL_SOCKET"}
+    assert set(yaml_of(NVSENTINEL)) == {"apiVersion", "kind", "patches"}
 
 
 # --- the service -----------------------------------------------------------------------------------------------------
@@ -193,18 +216,14 @@ def test_stop_timeout_outlasts_a_reset_and_no_eraser_survives_a_stop() -> None:
     assert int(directives["TimeoutStopSec"][0].removesuffix("s")) >= 2 * reset
 
 
-def test_systemd_watchdog_and_probes_detect_a_stalled_service() -> None:
-    directives = unit("scrubber.service")
-    assert directives["Type"] == ["notify"]
-    (beat,) = re.findall(r'WATCHDOG=1"\)\n +await clock\.sleep\(([\d.]+)\)', (ROOT / "scrubber/daemon.py").read_text())
-    assert int(directives["WatchdogSec"][0].removesuffix("s")) >= 4 * float(beat)
-    assert {"startupProbe", "livenessProbe"} <= set(SERVICE.container)
-
-
 # --- both ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of", [SERVICE, PLUGIN, workload("scrubber-plugin", CDI)], ids=["service", "plugin", "cdi"])
+@pytest.mark.parametrize(
+    "of",
+    [SERVICE, PLUGIN, *(workload("scrubber-plugin", each) for each in (CDI, GPU_OPERATOR))],
+    ids=["service", "plugin", "cdi", "gpu-operator"],
+)
 class TestBothWorkloads:
     def test_workload_flags_and_variables_are_valid_for_its_program(
         self, of: Workload, monkeypatch: pytest.MonkeyPatch
@@ -251,31 +270,42 @@ class TestBothWorkloads:
             assert re.search(rf"^\| `{re.escape(path)}` \| .{{20,}} \|$", PAGE, re.MULTILINE), path
 
 
-@pytest.mark.parametrize("directory", [BASE, CDI])
-def test_plugin_probe_waits_for_the_ready_file_and_never_restarts_the_plugin(directory: Path) -> None:
-    of = workload("scrubber-plugin", directory)
-    (flag,) = [word for word in of.container["args"] if word.startswith("--ready-file=")]
-    file = Path(flag.partition("=")[2])
-    assert of.container["startupProbe"]["exec"]["command"] == ["test", "-e", str(file)]
-    assert {"name": "ready", "mountPath": str(file.parent)} in of.container["volumeMounts"]
-    a_week = 7 * 24 * 3600
-    assert of.container["startupProbe"]["failureThreshold"] * of.container["startupProbe"]["periodSeconds"] > a_week
-    assert not {"livenessProbe", "readinessProbe"} & set(of.container)
+@pytest.mark.parametrize(
+    "of",
+    [SERVICE, PLUGIN, workload("scrubber-plugin", CDI), workload("scrubber-plugin", GPU_OPERATOR)],
+    ids=["service", "plugin", "cdi", "gpu-operator"],
+)
+def test_kubelet_probes_the_address_that_the_program_serves(of: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, values = parsed(of.container["args"], monkeypatch, environment_of(of))
+    address = Address.parse(values["probe_address"])
+    assert address is not None
+    assert address.host == "$(POD_IP)"  # an instance serves its own pod's address only, and the kubelet probes that
+    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in of.container["env"]
+    names = [each["name"] for each in of.container["env"]]
+    assert names.index("POD_IP") < min(names.index(each) for each in names if each.endswith("PROBE_ADDRESS"))
+    probes = {name: of.container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    # Only the readiness depends on anything but the event loop: waiting for another program is no reason for a restart.
+    assert probes == {
+        "startupProbe": {"path": "/livez", "port": address.port},
+        "livenessProbe": {"path": "/livez", "port": address.port},
+        "readinessProbe": {"path": "/readyz", "port": address.port},
+    }
+
+
+@pytest.mark.parametrize(("of", "name"), [(SERVICE, "scrubber.service"), (PLUGIN, "scrubber-plugin.service")])
+def test_systemd_watchdog_and_liveness_probe_tolerate_a_stall_of_half_a_minute(of: Workload, name: str) -> None:
+    directives, probe = unit(name), of.container["livenessProbe"]
+    assert directives["Type"] == ["notify"]
+    assert int(directives["WatchdogSec"][0].removesuffix("s")) == 30 >= 4 * DEFAULT_WATCHDOG_INTERVAL
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 30
+    assert probe["timeoutSeconds"] >= CONNECTION_TIMEOUT
 
 
 def test_plugin_instances_use_no_host_port() -> None:
-    for directory in (BASE, CDI, DEPLOY / "kubernetes" / "metrics"):
+    for directory in (BASE, CDI, GPU_OPERATOR, DEPLOY / "kubernetes" / "metrics"):
         of = workload("scrubber-plugin", directory)
         assert "hostNetwork" not in of.pod
         assert all("hostPort" not in each for each in of.container.get("ports", []))
-
-
-@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe"])
-def test_service_probe_runs_an_existing_command(probe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, *words = SERVICE.container[probe]["exec"]["command"]
-    assert f'ENTRYPOINT ["{program}"]' in CONTAINERFILE
-    command, values = parsed(words, monkeypatch, {})
-    assert (command, values["socket"]) == ("devices", ServiceSettings(backend=BACKENDS["nvidia"]).socket_dir)
 
 
 @pytest.mark.parametrize("name", sorted(UNITS))
@@ -286,6 +316,7 @@ def test_systemd_unit_starts_an_existing_command(name: str, monkeypatch: pytest.
     command, values = parsed(words, monkeypatch, environment)
     assert values.get("registration", RegistrationChoice.CLASSIC) is RegistrationChoice.CLASSIC
     assert program == "/opt/scrubber/bin/scrubber"
+    assert f'ENTRYPOINT ["{program}"]' in CONTAINERFILE
     assert command == {"scrubber.service": "serve", "scrubber-plugin.service": "plugin"}[name]
     assert directives["Restart"] == ["always"]
     assert directives["StartLimitIntervalSec"] == ["0"]

@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from tests.deployed import BASE, CDI, CONTAINERFILE, DEPLOY, DROP_INS, ROOT, UNITS, documents, unit, value_of, yaml_of
+from tests.deployed import (
+    BASE,
+    CDI,
+    CONTAINERFILE,
+    DEPLOY,
+    DROP_INS,
+    GPU_OPERATOR,
+    ROOT,
+    UNITS,
+    documents,
+    unit,
+    value_of,
+    yaml_of,
+)
 
 DIRECTIVES = {
     *("Description", "After", "Wants", "RequiresMountsFor", "StartLimitIntervalSec"),
@@ -17,6 +30,7 @@ DIRECTIVES = {
     *("TimeoutStopSec", "WatchdogSec", "KillMode", "User", "UMask", "CapabilityBoundingSet", "NoNewPrivileges"),
     *("StateDirectory", "StateDirectoryMode", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve"),
     *("OOMScoreAdjust", "OOMPolicy", "LimitNOFILE", "LimitCORE", "TasksMax", "TemporaryFileSystem", "BindPaths"),
+    "BindReadOnlyPaths",
     *("PrivateDevices", "PrivateNetwork", "PrivateTmp", "ProtectSystem", "ProtectHome", "ProtectClock"),
     *("ProtectControlGroups", "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables"),
     *("LockPersonality", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID", "SystemCallArchitectures"),
@@ -32,14 +46,17 @@ META: Fields = {"name": None, "labels": None}
 SECURITY: Fields = dict.fromkeys(
     ["runAsUser", "runAsGroup", "privileged", "allowPrivilegeEscalation", "readOnlyRootFilesystem"]
 ) | {"capabilities": {"drop": None}, "seccompProfile": {"type": None}}
-PROBE: Fields = {"exec": {"command": None}} | dict.fromkeys(["periodSeconds", "timeoutSeconds", "failureThreshold"])
-CONTAINER: Fields = dict.fromkeys(["name", "image", "imagePullPolicy", "args", "terminationMessagePath"]) | {
+PROBE: Fields = {"httpGet": {"path": None, "port": None}} | dict.fromkeys(
+    ["periodSeconds", "timeoutSeconds", "failureThreshold"]
+)
+CONTAINER: Fields = dict.fromkeys(["name", "image", "imagePullPolicy", "args", "command", "terminationMessagePath"]) | {
     "env": [{"name": None, "value": None, "valueFrom": {"fieldRef": {"fieldPath": None}}}],
     "securityContext": SECURITY,
     "resources": {"requests": {"cpu": None, "memory": None}, "limits": {"memory": None}},
     "startupProbe": PROBE,
     "livenessProbe": PROBE,
-    "volumeMounts": [{"name": None, "mountPath": None, "readOnly": None}],
+    "readinessProbe": PROBE,
+    "volumeMounts": [{"name": None, "mountPath": None, "readOnly": None, "mountPropagation": None}],
 }
 POD: Fields = dict.fromkeys(
     [
@@ -50,6 +67,7 @@ POD: Fields = dict.fromkeys(
     "tolerations": [{"operator": None}],
     "securityContext": SECURITY,
     "containers": [CONTAINER],
+    "initContainers": [CONTAINER],
     "volumes": [
         {"name": None, "hostPath": {"path": None, "type": None}, "emptyDir": {"medium": None, "sizeLimit": None}}
     ],
@@ -80,7 +98,7 @@ def unknown(value: Any, fields: Any, at: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("directory", [BASE, CDI])
+@pytest.mark.parametrize("directory", [BASE, CDI, GPU_OPERATOR])
 def test_every_manifest_field_is_known_to_kubernetes(directory: Path) -> None:
     for each in documents(directory):
         fields = {"apiVersion": None, "kind": None, "metadata": META} | KINDS[each["apiVersion"], each["kind"]]
@@ -94,7 +112,7 @@ def test_every_base_manifest_is_in_the_kustomization_and_in_one_namespace() -> N
     assert set(yaml_of(BASE)["resources"]) == written
     (namespace,) = [each for each in documents() if each["kind"] == "Namespace"]
     assert yaml_of(BASE)["namespace"] == value_of(namespace, "name")
-    assert yaml_of(CDI)["resources"] == ["../base"]
+    assert yaml_of(CDI)["resources"] == yaml_of(GPU_OPERATOR)["resources"] == ["../base"]
 
 
 @pytest.mark.parametrize("name", sorted(UNITS | DROP_INS))

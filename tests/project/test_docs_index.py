@@ -1,13 +1,18 @@
-"""Check that the pages can be found: the index lists each of them, links lead to files, and the README stays short."""
+"""Check that the pages can be found and used: the index lists each of them, links lead to files and headings, YAML is valid.
+
+And the README stays short.
+"""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -17,6 +22,9 @@ PAGES = (README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
 README_LIMIT = 150
 
 CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+YAML = re.compile(r"^ *```yaml\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 URL = re.compile(r"[a-z]+:")
 
@@ -27,6 +35,12 @@ def linked_files(page: Path) -> Iterator[Path]:
         path = link.partition("#")[0]
         if path and not URL.match(path):
             yield (page.parent / path).resolve()
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the fragments that lead to the headings of ``page``."""
+    headings = HEADING.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 def pages_to_list() -> set[Path]:
@@ -51,6 +65,23 @@ def test_index_lists_the_runbooks() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_of_a_page_lead_to_existing_files(page: Path) -> None:
     assert [str(path) for path in linked_files(page) if not path.exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_a_heading_lead_to_an_existing_one(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        path, _, fragment = link.partition("#")
+        target = page.parent / path if path else page
+        if fragment and not URL.match(link) and target.suffix == ".md" and fragment not in anchors(target):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_yaml_of_a_page_is_valid(page: Path) -> None:
+    for block in YAML.findall(page.read_text(encoding="utf-8")):
+        list(yaml.safe_load_all(textwrap.dedent(block)))
 
 
 def test_readme_has_fewer_than_150_lines() -> None:

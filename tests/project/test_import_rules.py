@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LINTER = Path(sys.executable).with_name("lint-imports")
 
-SIBLINGS = ("cgroups", "clock", "cuda", "kubelet", "ledger", "nvidia", "sim", "systemd")
+SIBLINGS = ("cgroups", "clock", "cuda", "journald", "kubelet", "ledger", "nvidia", "sim")
 LEAF = "scrubber.adapters.kernel_text"
 SHARED = tuple(
     f"scrubber.adapters.{name}" for name in ("deadlines", "inotify", "locks", "procwalk", "signal_stream", "walker")
@@ -52,6 +52,7 @@ HOUSE = (
     "scrubber.engine.node",
     "scrubber.ports.device",
     "scrubber.composite_backend",
+    "scrubber.process_owners",
     "scrubber.wire.podresources_pb2",
     *(f"scrubber.adapters.{name}.{name}" for name in SIBLINGS),
     "scrubber.adapters.nvidia.backend",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plugin.api import deviceplugin_pb2, pluginregistration_pb2
+from plugin.api import deviceplugin_pb2, nvsentinel_pb2, pluginregistration_pb2
 from scrubber.wire import podresources_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +43,7 @@ def test_every_generated_file_has_a_proto_file(regenerated: tuple[Path, list[str
     [
         (deviceplugin_pb2, "plugin/api/deviceplugin.proto", "v1beta1"),
         (pluginregistration_pb2, "plugin/api/pluginregistration.proto", "pluginregistration"),
+        (nvsentinel_pb2, "plugin/api/nvsentinel.proto", "datamodels"),
         (podresources_pb2, "scrubber/wire/podresources.proto", "v1"),
     ],
 )
@@ -61,3 +62,35 @@ def test_protobuf_field_numbers_match_the_kubelets() -> None:
     assert request.options.pre_start_required
     assert request.options.get_preferred_allocation_available
     assert request.SerializeToString() == register
+
+
+def test_protobuf_field_numbers_match_nvsentinels() -> None:
+    """An event written field by field, with the numbers of NVSentinel's interface."""
+    entity = b"\x52\x0d" + b"\x0a\x08GPU_UUID" + b"\x12\x01g"
+    event = (
+        b"\x08\x01"  # version 1
+        b"\x12\x01a"  # agent 2
+        b"\x1a\x03GPU"  # componentClass 3
+        b"\x22\x01c"  # checkName 4
+        b"\x28\x01"  # isFatal 5
+        b"\x30\x01"  # isHealthy 6
+        b"\x3a\x01m"  # message 7
+        b"\x40\x05"  # recommendedAction 8
+        b"\x4a\x0295"  # errorCode 9
+        + entity  # entitiesImpacted 10
+        + b"\x5a\x06\x0a\x01k\x12\x01v"  # metadata 11
+        b"\x62\x02\x08\x07"  # generatedTimestamp 12
+        b"\x6a\x01n"  # nodeName 13
+        b"\x80\x01\x02"  # processingStrategy 16
+    )
+    raw = b"\x08\x01\x12" + bytes([len(event)]) + event
+    events = nvsentinel_pb2.HealthEvents.FromString(raw)
+    (read,) = events.events
+    assert (events.version, read.version, read.agent, read.componentClass, read.checkName) == (1, 1, "a", "GPU", "c")
+    assert (read.isFatal, read.isHealthy, read.message, list(read.errorCode)) == (True, True, "m", ["95"])
+    assert read.recommendedAction == nvsentinel_pb2.CONTACT_SUPPORT
+    assert [(each.entityType, each.entityValue) for each in read.entitiesImpacted] == [("GPU_UUID", "g")]
+    assert (dict(read.metadata), read.generatedTimestamp.seconds, read.nodeName) == ({"k": "v"}, 7, "n")
+    assert read.processingStrategy == nvsentinel_pb2.STORE_ONLY
+    service = nvsentinel_pb2.DESCRIPTOR.services_by_name["PlatformConnector"]
+    assert f"/{service.full_name}/{service.methods[0].name}" == "/datamodels.PlatformConnector/HealthEventOccurredV1"

@@ -82,6 +82,7 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
         "The plugin registers again and waits twice as long, until the stream comes.",
     ),
     ("test_resource_mapping", r"timeout=0\.01", "The service never answers."),
+    ("test_nvsentinel", r"restart=0\.01\)$", "A pause before the same is done again."),
     ("test_cluster_reporter", r"first_snapshot=0\.01", "No service ever connects."),
     ("test_cluster_reporter", r"shutdown=0\.05", "The last update is not accepted."),
     ("test_cluster_reporter", r"heartbeat=0\.01|^restart=0\.01", "A pause before the same is done again."),

@@ -127,7 +127,7 @@ class SimulatedEraser:
         self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]
     ) -> EraseReport:
         self._life.check()
-        if self._process_table.holders(device.id):
+        if self._process_table.blockers(device.id):
             raise DeviceBusy("a process opened the device before the eraser could fence it")
 
         def report(update: EraseProgress) -> None:

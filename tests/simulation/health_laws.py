@@ -142,7 +142,8 @@ class HealthLaws:
             record, why = view.record, self._why_offered(view)
             if view.advertised and not why:
                 self._breach("1", f"{record.device} is offered while {record.health.value}")
-            if record.advertised and not view.advertised:
+            kept_back = view.withheld and record.hygiene in (Hygiene.DIRTY, Hygiene.SCRUBBING)
+            if record.advertised and not view.advertised and not kept_back:
                 self._breach("7", f"{record.device} is {record.health.value} and not offered")
 
     def _why_offered(self, view: DeviceView) -> str:

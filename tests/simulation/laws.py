@@ -16,6 +16,7 @@ from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis
 from scrubber.domain.policy import Enforcement, Policy, RequiredProof, UnauthorizedUseAction
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import ADVERTISED, Health, Hygiene
+from scrubber.domain.telemetry import HolderKind
 from scrubber.engine.views import DeviceView, GrantedDevice
 from scrubber.ports.record import LedgerChange
 from tests.simulation.erasing import Erasers, Erasing
@@ -103,13 +104,14 @@ class Laws:
         return reader_space == writer_space and proofs["same-tenant"] is RequiredProof.CHECKS
 
     def _unauthorized_processes(self, device: str, uid: str | None) -> list[Proc]:
-        """Return living processes of other pods that may use the device.
+        """Return living processes of other pods that may use the device, except allowed infrastructure.
 
         A pod that no source could identify when it was granted is recognized only by holding the device.
         """
         found = []
         for proc in self._process_table.living():
-            if device in proc.mounted and proc.pod not in (None, uid) and not proc.sandbox:
+            allowed = proc.agent is HolderKind.INFRASTRUCTURE
+            if device in proc.mounted and proc.pod not in (None, uid) and not proc.sandbox and not allowed:
                 tenant = self._kubelet.of(proc.pod)
                 if device in proc.holds or tenant is None or not tenant.unnamed:
                     found.append(proc)

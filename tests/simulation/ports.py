@@ -11,6 +11,7 @@ from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.diagnostics import DiagnosticCheck, DiagnosticLevel
 from scrubber.domain.errors import DeviceBusy, DeviceFault, DeviceLost, DriverTimeout, Unavailable, Unreadable
 from scrubber.domain.evidence import ScrubRecord
+from scrubber.domain.infrastructure import ProcessOwner
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Signal, Snapshot
 from scrubber.ports.record import Event
@@ -28,6 +29,7 @@ __all__ = [
     "SimulatedHolders",
     "SimulatedInventory",
     "SimulatedJournal",
+    "SimulatedOwners",
     "SimulatedResetter",
     "SimulatedSettings",
     "SimulatedTelemetry",
@@ -103,7 +105,7 @@ class SimulatedHolders:
             raise DeviceLost("the device fell off the bus")
         if erasing is not None:
             erasing.fence_broken = True  # a query opens the device, and an eraser cannot tell by which process
-        return bool(gpu.ghost or self._process_table.holders(device.id) or erasing is not None)
+        return bool(gpu.ghost or self._process_table.blockers(device.id) or erasing is not None)
 
     async def list_holders(
         self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None
@@ -113,12 +115,14 @@ class SimulatedHolders:
             Holder(
                 proc.pid,
                 proc.started,
-                HolderKind.PROCESS if proc.killable else HolderKind.UNKILLABLE,
+                proc.agent or (HolderKind.PROCESS if proc.killable else HolderKind.UNKILLABLE),
                 proc.command,
+                f"gpu-operator/{proc.pod}" if proc.agent else "",
+                proc.memory_bytes,
             )
             for proc in self._process_table.holders(device.id)
         )
-        if held and not found:
+        if held and not self._process_table.blockers(device.id):
             return HolderReport((Holder(0, 0, HolderKind.UNTRACEABLE),))
         return HolderReport(found)
 
@@ -346,3 +350,19 @@ class SimulatedJournal:
     def record_scrub(self, scrub: ScrubRecord) -> None:
         if self._life.alive:
             self.scrubs.append(scrub)
+
+
+class SimulatedOwners:
+    """:class:`scrubber.ports.node.Owners`, by the process table; pods have names where the kubelet knows them."""
+
+    def __init__(self, process_table: ProcessTable, kubelet: Kubelet) -> None:
+        self._process_table = process_table
+        self._kubelet = kubelet
+
+    async def owner_of(self, pid: int) -> ProcessOwner:
+        proc = self._process_table.procs.get(pid)
+        if proc is None or proc.pod is None:
+            return ProcessOwner()
+        tenant = self._kubelet.of(proc.pod)
+        namespace, name = ("", "") if tenant is None else (tenant.pod.namespace, tenant.pod.name)
+        return ProcessOwner(namespace, name, proc.pod)

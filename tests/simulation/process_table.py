@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from scrubber.domain.assignment import Process
 from scrubber.domain.device import Device
+from scrubber.domain.telemetry import HolderKind
 
 __all__ = ["CELLS", "LIFTED_BY_A_RESET", "MIB", "Gpu", "Proc", "ProcessTable", "gpu", "instance"]
 
@@ -157,6 +158,8 @@ class Proc:
         sandbox: whether it is the pod's sandbox, which existed before any container.
         killable: whether a kill ends it (it does not in an uninterruptible sleep).
         command: its command line.
+        agent: what it is to the policy, if it belongs to the node's infrastructure.
+        memory_bytes: memory of a device that the driver attributes to it.
     """
 
     pid: int
@@ -171,6 +174,8 @@ class Proc:
     killable: bool = True
     alive: bool = True
     command: str = "python train.py"
+    agent: HolderKind | None = None
+    memory_bytes: int = 0
 
     @property
     def process(self) -> Process:
@@ -239,6 +244,10 @@ class ProcessTable:
 
     def holders(self, device: str) -> list[Proc]:
         return [proc for proc in self.living() if device in proc.holds]
+
+    def blockers(self, device: str) -> list[Proc]:
+        """Return the holders beside which the device cannot be cleared: all but allowed infrastructure."""
+        return [proc for proc in self.holders(device) if proc.agent is not HolderKind.INFRASTRUCTURE]
 
     def open(self, proc: Proc, device: str) -> None:
         assert proc.alive

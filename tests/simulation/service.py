@@ -10,6 +10,7 @@ from typing import TypeVar
 from scrubber.domain.device import Device
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import PathKind
+from scrubber.domain.node_record import NodeRecord
 from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.loops.health import follow_signals, watch_health
@@ -20,6 +21,7 @@ from scrubber.engine.loops.recovery import run_recovery_loops
 from scrubber.engine.loops.usage import watch_use
 from scrubber.engine.node import Node
 from scrubber.engine.views import GrantedDevice, HandOverCall, ScrubUpdate, ServiceView
+from scrubber.engine.yielding import YieldControl
 from scrubber.ports.device import Inventory
 from tests.simulation.kubelet import Gone
 from tests.simulation.life import Life, listen
@@ -77,7 +79,8 @@ class Service:
         def info() -> ServiceView:
             return ServiceView("0", "world", identity, policy(), ledger_health(), str(life.number))
 
-        self.node = Node(dependencies=tools, service_view=info, epoch=str(life.number))
+        yields = YieldControl(NodeRecord(), ledger=tools.ledger, journal=tools.journal, clock=tools.clock)
+        self.node = Node(dependencies=tools, service_view=info, epoch=str(life.number), yields=yields)
         self.ready = asyncio.Event()
         self._running = life.start(self._guarded(), f"service {life.number}")
 

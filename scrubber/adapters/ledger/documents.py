@@ -42,10 +42,11 @@ from scrubber.domain.evidence import (
 )
 from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.health.history import PastQuarantine, RecoveryAttempt
+from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.record import ActiveWarning, BreakGlass, DeviceRecord, Grant
 from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
 
-__all__ = ["CERTIFICATE", "GRANT", "RECORD", "SCRUB", "decode_fields", "encode_fields"]
+__all__ = ["CERTIFICATE", "GRANT", "NODE", "RECORD", "SCRUB", "decode_fields", "encode_fields"]
 
 _POD = dataclass_codec(Pod, namespace=TEXT, name=TEXT, uid=optional(TEXT))
 _ASSIGNMENT = dataclass_codec(
@@ -155,11 +156,17 @@ _SCRUB = dataclass_codec(
     actor=TEXT,
 )
 
+_YIELD_REQUEST = dataclass_codec(
+    YieldRequest, requester=enum_codec(YieldRequester), reason=TEXT, actor=TEXT, since=NUMBER
+)
+_NODE = dataclass_codec(NodeRecord, yields=tuple_of(_YIELD_REQUEST), overridden=TEXT)
+
 
 RECORD: Document[DeviceRecord] = Document(_RECORD, format=1)
 GRANT: Document[Grant] = Document(_GRANT, format=1)
 CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=1)
 SCRUB: Document[ScrubRecord] = Document(_SCRUB, format=1)
+NODE: Document[NodeRecord] = Document(_NODE, format=1)
 
 
 def encode_fields(values: Mapping[str, str | int | float | bool | None]) -> str:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from scrubber.adapters.ledger.chain import ChainReport, event_of, verify_chain
-from scrubber.adapters.ledger.documents import CERTIFICATE, RECORD, SCRUB
+from scrubber.adapters.ledger.documents import CERTIFICATE, NODE, RECORD, SCRUB
 from scrubber.adapters.ledger.json_codec import CodecError, Document
 from scrubber.domain.evidence import Certificate
+from scrubber.domain.node_record import NodeRecord
 from scrubber.domain.record import DeviceRecord
 from scrubber.ports.record import HAND_OVER_EVENTS, AuditHead, AuditRow, HistoryEntry, HistoryQuery, LedgerState
 
@@ -69,10 +70,16 @@ def read_state(connection: sqlite3.Connection) -> LedgerState:
     under_way = connection.execute("SELECT id, document FROM scrubs WHERE finished = 0 ORDER BY seen, id").fetchall()
     return LedgerState(
         records={record.device: record for record in read_records(connection)},
+        node=_read_node(connection),
         unfinished_scrubs=tuple(_decode(SCRUB, "scrubs", name, document) for name, document in under_way),
         head_sequence=head.sequence,
         head_hash=head.hash,
     )
+
+
+def _read_node(connection: sqlite3.Connection) -> NodeRecord:
+    found = connection.execute("SELECT document FROM node").fetchone()
+    return NodeRecord() if found is None else _decode(NODE, "node", "1", found[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,11 @@ _TABLES = (
         seen INTEGER NOT NULL,
         document TEXT NOT NULL
     ) STRICT, WITHOUT ROWID""",
+    # The record of the node itself; without a row it is as at the first start.
+    """CREATE TABLE node (
+        only INTEGER PRIMARY KEY CHECK (only = 1),
+        document TEXT NOT NULL
+    ) STRICT""",
     """CREATE TABLE audit (
         sequence INTEGER PRIMARY KEY,
         at REAL NOT NULL,

@@ -13,7 +13,7 @@ import asyncio
 import os
 import re
 import stat
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,9 @@ from scrubber.adapters.procwalk import (
 from scrubber.adapters.walker import WALKER_MODULE, budget_within, parse_walk_report, uninspected_from, walk_request
 from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import Unavailable, Unreadable
+from scrubber.domain.infrastructure import InfrastructureProcess
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
+from scrubber.ports.device import InfrastructureLookup
 
 __all__ = ["IDLE_ALLOWANCE", "IDLE_MARGIN", "IdleMemory", "NvidiaHolders"]
 
@@ -114,7 +116,8 @@ class _HolderScan:
 
     Attributes:
         processes: the holders, without this service's own children.
-        names: those of ``processes`` that are infrastructure, by PID.
+        infrastructure: those of ``processes`` that are infrastructure, by PID.
+        memory: bytes by PID, of those in the driver's lists.
         gone: PIDs that the driver lists and the kernel does not have.
         orphaned_bytes: bytes in use that none of ``processes`` explains; 0 while an unfinished process may own them.
         unfinished: processes that may hold it as well, and are neither in ``processes`` nor infrastructure.
@@ -123,7 +126,8 @@ class _HolderScan:
     """
 
     processes: tuple[ProcessMatch, ...]
-    names: Mapping[int, str]
+    infrastructure: Mapping[int, InfrastructureProcess]
+    memory: Mapping[int, int]
     gone: frozenset[int]
     orphaned_bytes: int
     not_covered: tuple[str, ...]
@@ -148,7 +152,7 @@ class NvidiaHolders:
         driver_pool: the pool of children of :data:`~scrubber.adapters.nvidia.driver_requests.DRIVER_MODULE`.
         walk_deadline: seconds within which one walk over ``/proc`` returns its report.
         process_budget: maximum seconds of a walk for one process; None for half of the budget of all processes.
-        infrastructure: returns the name by which the policy knows a PID as infrastructure, or None.
+        infrastructure: recognizes infrastructure that the policy allows.
         confirm_seconds: seconds for which untraceable use or an unkillable holder must persist before it is reported as
             such. A process that is just ending looks like both while the driver reclaims its memory, and either takes a
             device out of service.
@@ -160,7 +164,7 @@ class NvidiaHolders:
         driver_pool: RequestPool,
         paths: DriverPaths,
         *,
-        infrastructure: Callable[[int], Awaitable[str | None]],
+        infrastructure: InfrastructureLookup,
         walk_deadline: float = 10.0,
         process_budget: float | None = None,
         idle: IdleMemory | None = None,
@@ -181,8 +185,8 @@ class NvidiaHolders:
     async def usage_shows_holder(self, device: Device, answer: Message) -> bool:
         """Evaluate :meth:`is_held` from a reply to ``used`` that was just received."""
         usage = self._parse_usage(device, answer)
-        names = await self._infrastructure_names(usage.processes)
-        return len(names) < len(usage.processes) or self._orphaned_bytes(device, usage, names) > 0
+        allowed = _allowed(await self._find_infrastructure(usage.processes, usage))
+        return len(allowed) < len(usage.processes) or self._orphaned_bytes(device, usage, allowed) > 0
 
     async def list_holders(
         self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None
@@ -199,7 +203,10 @@ class NvidiaHolders:
                 hung & walk_report.hung,
                 min(orphaned, walk_report.orphaned_bytes),
             )
-        report = [_holder(each, walk_report.names.get(each.pid), hung) for each in walk_report.processes]
+        report = [
+            _holder(each, walk_report.infrastructure.get(each.pid), walk_report.memory.get(each.pid, 0), hung)
+            for each in walk_report.processes
+        ]
         return HolderReport(
             (*report, *_ghosts(gone, orphaned)),
             walk_report.not_covered,
@@ -214,11 +221,16 @@ class NvidiaHolders:
         """
         usage = await self._read_usage(device)
         started = {pid: each for pid in sorted(usage.processes) if pid and (each := live_start_time(pid)) is not None}
-        names = await self._infrastructure_names(started, started=True)
+        known = await self._find_infrastructure(started, usage, started=True)
         return tuple(
-            Holder(pid, since, HolderKind.INFRASTRUCTURE, names[pid])
-            if pid in names
-            else Holder(pid, since, HolderKind.PROCESS, process_name(pid))
+            Holder(
+                pid,
+                since,
+                known[pid].kind if pid in known else HolderKind.PROCESS,
+                process_name(pid),
+                known[pid].owner if pid in known else "",
+                usage.processes[pid],
+            )
             for pid, since in started.items()
         )
 
@@ -239,7 +251,8 @@ class NvidiaHolders:
         end = loop.time() + deadline
         while True:
             usage = await self._read_usage(device)
-            above = self._orphaned_bytes(device, usage, await self._infrastructure_names(usage.processes))
+            allowed = _allowed(await self._find_infrastructure(usage.processes, usage))
+            above = self._orphaned_bytes(device, usage, allowed)
             if not above or loop.time() >= end:
                 return above
             await asyncio.sleep(min(_POLL, max(0.0, end - loop.time())))
@@ -277,17 +290,19 @@ class NvidiaHolders:
             )
             not_covered = (*not_covered, message)
         known = {each.pid: each.started for each in cut_short} | {each.pid: each.started for each in members}
-        names = await self._infrastructure_names(known, started=True)
+        infrastructure = await self._find_infrastructure(known, usage, started=True)
+        allowed = _allowed(infrastructure)
         holding = {each.pid for each in members}
-        unfinished = tuple(each for each in cut_short if each.pid not in holding and each.pid not in names)
+        unfinished = tuple(each for each in cut_short if each.pid not in holding and each.pid not in allowed)
         # A confined process would need a context to have memory, and would then be in the driver's lists.
         maybe = any(not each.confined for each in unfinished) or any(not each.confined for each in walk.churning_groups)
-        explained = maybe or any(pid not in names for pid in holding)
+        explained = maybe or any(pid not in allowed for pid in holding)
         return _HolderScan(
             members,
-            names,
+            infrastructure,
+            usage.processes,
             frozenset() if walk.holders_omitted else frozenset(usage.processes) - known.keys(),
-            0 if explained else self._orphaned_bytes(device, usage, names),
+            0 if explained else self._orphaned_bytes(device, usage, allowed),
             (*not_covered, *walk.not_covered, _WALK_LIMITS),
             unfinished,
             walk.churning_groups,
@@ -306,26 +321,34 @@ class NvidiaHolders:
             self._idle.record_idle(device.id, usage.used)
         return usage
 
-    def _orphaned_bytes(self, device: Device, usage: _Usage, names: Iterable[int]) -> int:
-        """Return the bytes above the idle level that infrastructure does not account for."""
-        explained = sum(usage.processes.get(pid, 0) for pid in names)
+    def _orphaned_bytes(self, device: Device, usage: _Usage, allowed: Iterable[int]) -> int:
+        """Return the bytes above the idle level that allowed infrastructure does not account for."""
+        explained = sum(usage.processes.get(pid, 0) for pid in allowed)
         return self._idle.excess(device.id, usage.used - explained, _slices(device))
 
-    async def _infrastructure_names(self, pids: Mapping[int, int], *, started: bool = False) -> dict[int, str]:
-        """Return those of ``pids`` that are infrastructure, with their names in the policy.
+    async def _find_infrastructure(
+        self, pids: Mapping[int, int], usage: _Usage, *, started: bool = False
+    ) -> dict[int, InfrastructureProcess]:
+        """Return those of ``pids`` that are infrastructure.
 
         Args:
+            usage: the driver's lists: the processes in them have a context.
             started: whether the values are start times, so that a later process with the same PID does not match.
         """
-        names: dict[int, str] = {}
+        found: dict[int, InfrastructureProcess] = {}
         for pid in pids:
-            name = await self._infrastructure(pid) if pid else None
-            if name is not None and (not started or start_time(pid) == pids[pid]):
-                names[pid] = name
-        return names
+            known = await self._infrastructure(pid, has_context=pid in usage.processes) if pid else None
+            if known is not None and (not started or start_time(pid) == pids[pid]):
+                found[pid] = known
+        return found
 
     def _own_pids(self) -> frozenset[int]:
         return frozenset({os.getpid(), *self._children.pids()})
+
+
+def _allowed(infrastructure: Mapping[int, InfrastructureProcess]) -> frozenset[int]:
+    """Return the PIDs that do not hold a device: infrastructure, but no program that it runs on the device."""
+    return frozenset(pid for pid, each in infrastructure.items() if each.kind is HolderKind.INFRASTRUCTURE)
 
 
 def _parse_usage(answer: Message, ours: frozenset[int]) -> _Usage:
@@ -408,11 +431,14 @@ def _number_of(node: Access) -> int:
     return found.st_rdev
 
 
-def _holder(found: ProcessMatch, name: str | None, hung: frozenset[tuple[int, int]]) -> Holder:
-    if name is not None:
-        return Holder(found.pid, found.started, HolderKind.INFRASTRUCTURE, name)
+def _holder(
+    found: ProcessMatch, known: InfrastructureProcess | None, memory: int, hung: frozenset[tuple[int, int]]
+) -> Holder:
+    if known is not None:
+        return Holder(found.pid, found.started, known.kind, found.command, known.owner, memory)
     stays = (found.pid, found.started) in hung
-    return Holder(found.pid, found.started, HolderKind.UNKILLABLE if stays else HolderKind.PROCESS, found.command)
+    kind = HolderKind.UNKILLABLE if stays else HolderKind.PROCESS
+    return Holder(found.pid, found.started, kind, found.command, memory_bytes=memory)
 
 
 def _ghosts(gone: frozenset[int], orphaned: int) -> tuple[Holder, ...]:

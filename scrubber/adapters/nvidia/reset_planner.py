@@ -183,13 +183,13 @@ def _holder_blockers(holder: Holder, device: DeviceLabel, facts: ResetFacts) -> 
     Use that no process explains does not: a reset is its cure, and nvidia-smi refuses the reset when a real process is
     behind it.
     """
-    who = f"{holder.command or 'An unnamed process'} (PID {holder.pid})"
+    who = f"{holder.owner or holder.command or 'An unnamed process'} (PID {holder.pid})"
     match holder.kind:
         case HolderKind.UNTRACEABLE:
             return
         case HolderKind.UNKILLABLE:
             yield f"{who} holds device {device.index} and cannot be killed: reboot the node."
-        case HolderKind.INFRASTRUCTURE if _PERSISTENCED in holder.command:
+        case HolderKind.INFRASTRUCTURE if _PERSISTENCED in f"{holder.owner} {holder.command}":
             if (
                 facts.gpu_of(device) not in facts.persistence_enabled
             ):  # it lets go when persistence mode goes off, and this is off
@@ -199,7 +199,7 @@ def _holder_blockers(holder: Holder, device: DeviceLabel, facts: ResetFacts) -> 
                 f"{who} holds device {device.index}; it is infrastructure of the node and is not killed: stop "
                 "it for the reset."
             )
-        case HolderKind.PROCESS:
+        case HolderKind.PROCESS | HolderKind.VALIDATION:
             yield f"{who} holds device {device.index}: it must end first."
 
 

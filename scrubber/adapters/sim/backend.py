@@ -28,20 +28,22 @@ from scrubber.adapters.sim.signal_watch import SignalWatch
 from scrubber.adapters.sim.telemetry import DRIVER_MODULE, SimTelemetry
 from scrubber.adapters.walker import WALKER_MODULE, budget_within
 from scrubber.domain.errors import AlreadyRunning, DeviceFault, InvalidConfiguration, Unavailable
-from scrubber.ports.device import DeviceBackend
+from scrubber.ports.device import DeviceBackend, InfrastructureLookup
 
 __all__ = ["SimBackend", "sim_backend"]
 
 
 @asynccontextmanager
-async def sim_backend(directory: Path, *, driver_call_timeout: float) -> AsyncIterator[DeviceBackend]:
+async def sim_backend(
+    directory: Path, *, driver_call_timeout: float, infrastructure: InfrastructureLookup
+) -> AsyncIterator[DeviceBackend]:
     """Start the simulated node in ``directory``, and close it at the end.
 
     Raises:
         InvalidConfiguration: there is none.
         AlreadyRunning: another service uses it.
     """
-    backend = SimBackend(directory, driver_call_timeout=driver_call_timeout)
+    backend = SimBackend(directory, driver_call_timeout=driver_call_timeout, infrastructure=infrastructure)
     await backend.start()
     try:
         yield DeviceBackend(
@@ -66,6 +68,7 @@ class SimBackend:
         walk_timeout: deadline for the reply to one walk over ``/proc``, in seconds.
         confirm_seconds: see :class:`~scrubber.adapters.sim.holders.SimHolders`.
         children: starts the children; its ``abandoned`` and ``pids()`` are for metrics.
+        infrastructure: recognizes infrastructure that the policy allows; None: there is none.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class SimBackend:
         walk_timeout: float = 10.0,
         confirm_seconds: float = 0.25,
         children: Children | None = None,
+        infrastructure: InfrastructureLookup | None = None,
     ) -> None:
         self._directory = directory.absolute()
         self._lock: int | None = None
@@ -91,6 +95,7 @@ class SimBackend:
             self.children,
             budget=budget_within(walk_timeout),
             confirm_seconds=confirm_seconds,
+            infrastructure=infrastructure,
         )
         self.telemetry = SimTelemetry(self.inventory, self._driver_pool, self._watch)
         self.settings = SimSettings(self.inventory, self._driver_pool)

@@ -7,6 +7,7 @@
     DIR/locks/<id>                      flocked by the eraser at work on the device
     DIR/locks/service                   flocked by the service that works on the node
     DIR/devices/<index>/memory          the device: mode 0600; its inode is never replaced
+    DIR/devices/<index>/node            what a monitoring agent keeps open: mode 0600; it has no content
     DIR/devices/<index>/device.json     id, memory_bytes, inode, numa_node, peers, default settings
     DIR/devices/<index>/settings.json   current settings; absent: the defaults
     DIR/devices/<index>/control.json    faults and telemetry; absent: nothing is wrong
@@ -77,6 +78,11 @@ class SimDevice:
     @property
     def memory(self) -> Path:
         return self.directory / "memory"
+
+    @property
+    def node(self) -> Path:
+        """Where a process has the device open without a context: it reads and writes nothing there."""
+        return self.directory / "node"
 
     @property
     def control_directories(self) -> tuple[Path, ...]:

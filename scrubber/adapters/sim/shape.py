@@ -179,6 +179,7 @@ def _make(place: Path, id_: str, memory: int, numa: int | None, peers: list[str]
         inode = os.fstat(fd).st_ino
     finally:
         os.close(fd)
+    os.close(os.open(place / "node", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     document: dict[str, object] = {
         "id": id_,
         "memory_bytes": memory,

@@ -95,6 +95,7 @@ def device_result(message: pb.Device, entries: Sequence[pb.HistoryEntry], *, now
                 if message.unauthorized_users
                 else ()
             ),
+            *_holder_sections(message, now),
             *(
                 [TableSection("Uninspected processes", (), [(each,) for each in message.uninspected_processes])]
                 if message.uninspected_processes
@@ -113,6 +114,24 @@ def device_result(message: pb.Device, entries: Sequence[pb.HistoryEntry], *, now
             _history_section(entries),
         ],
     )
+
+
+def _holder_sections(message: pb.Device, now: float) -> Iterator[TableSection]:
+    """Yield the holders that the service found; nothing if there are none."""
+    if message.holders:
+        rows = [
+            (
+                str(each.pid or "-"),
+                each.command or "-",
+                f"{each.namespace}/{each.pod}" if each.pod else each.pod_uid or each.unit or "-",
+                each.kind,
+                each.code if each.blocking else "allowed by the policy",
+                _time_and_age(each.since, now),
+            )
+            for each in message.holders
+        ]
+        columns = ("PID", "PROCESS", "OWNER", "KIND", "FINDING", "SINCE")
+        yield TableSection("Holders", columns, rows)
 
 
 def _time_and_age(at: float, now: float) -> str:

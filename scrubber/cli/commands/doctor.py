@@ -32,6 +32,7 @@ __all__ = ["add_commands", "report"]
 _KUBELET_DIR = Path("/var/lib/kubelet")
 _POD_LOGS = Path("/var/log/pods")
 _STATE_DIR = Path("/var/lib/scrubber")
+_ROOT_OF_INIT = Path("/proc/1/root")
 
 StateDirOption = Annotated[
     Path | None,
@@ -137,10 +138,16 @@ async def _gather_node(
 
     service = await query_service(socket.absolute())
     paths = service.paths
-    node = CheckContext(service=service, root=root, socket_dir=socket.absolute())
+    node = CheckContext(
+        service=service,
+        root=root,
+        root_of_init=_ROOT_OF_INIT if root == Path("/") else None,
+        socket_dir=socket.absolute(),
+    )
     node = replace(
         node,
         kubelet_dir=(kubelet_dir or paths.kubelet or _KUBELET_DIR).absolute(),
+        pod_logs=node.path((pod_logs_dir or paths.pod_logs or _POD_LOGS).absolute()),
         toolkit_configs=() if toolkit_config is None else (toolkit_config.absolute(),),
         state_dir=node.path(paths.state or _STATE_DIR) if state_dir is None else state_dir.absolute(),
         state_dir_known=state_dir is not None or paths.state is not None,
@@ -149,7 +156,7 @@ async def _gather_node(
     kubelet = await query_kubelet(
         pod_resources_socket(node),
         kubelet_dir=node.path(node.kubelet_dir),
-        pod_logs=node.path((pod_logs_dir or paths.pod_logs or _POD_LOGS).absolute()),
+        pod_logs=node.pod_logs,
         cgroups=node.path("/sys/fs/cgroup"),
         device_ids=[each.id for each in service.devices or ()],
     )

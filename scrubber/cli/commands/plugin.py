@@ -23,6 +23,7 @@ from scrubber.cli.daemon_options import (
     PluginMetricsCertOption,
     PluginMetricsClientCaOption,
     PluginMetricsKeyOption,
+    PluginProbeAddressOption,
     TracesOption,
 )
 from scrubber.cli.options import SocketOption
@@ -30,6 +31,8 @@ from scrubber.cli.startup import load_structlog_without_rich, restore_gc, silenc
 from scrubber.config.settings import Address, LogFormat, LogLevel, MetricsTls, TraceExport
 
 __all__ = ["NodeNameOption", "RegistrationChoice", "add_commands"]
+
+KUBELET_DIR = Path("/var/lib/kubelet")
 
 
 class MigChoice(StrEnum):
@@ -43,9 +46,35 @@ class DeviceIdChoice(StrEnum):
     INDEX = "index"
 
 
+class DiscoveryChoice(StrEnum):
+    AUTO = "auto"
+    NVML = "nvml"
+    TEGRA = "tegra"
+
+
+class ShareChoice(StrEnum):
+    DISTRIBUTED = "distributed"
+    PACKED = "packed"
+
+
+class RuntimeCheckChoice(StrEnum):
+    REFUSE = "refuse"
+    WARN = "warn"
+
+
 class ClusterChoice(StrEnum):
     AUTO = "auto"
     OFF = "off"
+
+
+class PolarityChoice(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class StrategyChoice(StrEnum):
+    STORE_ONLY = "store-only"
+    EXECUTE = "execute"
 
 
 class RegistrationChoice(StrEnum):
@@ -153,6 +182,111 @@ CdiDirOption = Annotated[
         "--cdi-dir", envvar="SCRUBBER_CDI_DIR", metavar="DIR", help="Directory for the generated CDI specification."
     ),
 ]
+KubeletSocketOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kubelet-socket",
+        envvar="KUBELET_SOCKET",
+        metavar="PATH",
+        help="The kubelet's socket; sets --kubelet-dir to the directory that contains device-plugins.",
+        show_default="device-plugins/kubelet.sock in --kubelet-dir",
+    ),
+]
+DiscoveryOption = Annotated[
+    DiscoveryChoice | None,
+    typer.Option(
+        "--device-discovery-strategy",
+        envvar="DEVICE_DISCOVERY_STRATEGY",
+        help="auto and nvml have no effect, because the scrub service uses NVML; tegra is refused.",
+        show_default="auto",
+    ),
+]
+CdiFeatureFlagsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cdi-feature-flags",
+        envvar="CDI_FEATURE_FLAGS",
+        metavar="FLAG,…",
+        help="disable-ipc-discoverer: no sockets of the driver's daemons in the CDI specification.",
+        show_default="none",
+    ),
+]
+CdiDisableHooksOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cdi-disable-hooks",
+        envvar="CDI_DISABLE_HOOKS",
+        metavar="HOOK,…",
+        help="Hooks that the CDI specification must not have, such as update-ldcache, or all.",
+        show_default="none",
+    ),
+]
+SharePolicyOption = Annotated[
+    ShareChoice | None,
+    typer.Option(
+        "--shared-devices-allocation-policy",
+        envvar="SHARED_DEVICES_ALLOCATION_POLICY",
+        help="Prefer shares of the least (distributed) or the most (packed) used device.",
+        show_default="distributed",
+    ),
+]
+MpsRootOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mps-root",
+        envvar="MPS_ROOT",
+        metavar="DIR",
+        help="No effect: MPS is not supported. A configuration file that shares GPUs by MPS is refused.",
+        show_default="none",
+    ),
+]
+ImexChannelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--imex-channel-ids",
+        envvar="IMEX_CHANNEL_IDS",
+        metavar="ID,…",
+        help="Must be empty: IMEX channels are not supported.",
+        show_default="none",
+    ),
+]
+ImexRequiredOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--imex-required/--no-imex-required",
+        envvar="IMEX_REQUIRED",
+        help="No effect without IMEX channels.",
+        show_default="no",
+    ),
+]
+HostRootOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--host-root-ctr-path",
+        envvar="SCRUBBER_HOST_ROOT_CTR_PATH",
+        metavar="DIR",
+        help="Root directory of the host, or parts of it, as seen by the plugin.",
+        show_default="/host if it exists, otherwise /",
+    ),
+]
+RuntimeCheckOption = Annotated[
+    RuntimeCheckChoice,
+    typer.Option(
+        "--runtime-check",
+        envvar="SCRUBBER_RUNTIME_CHECK",
+        help="If the container runtime is configured so that containers would start without a GPU: exit, or only log it.",
+    ),
+]
+DriverReadyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--driver-ready-file",
+        envvar="SCRUBBER_DRIVER_READY_FILE",
+        metavar="FILE",
+        help="Take the driver's root and device root from this file of the GPU Operator's validator; wait for it.",
+        show_default="none",
+    ),
+]
 FailOnInitErrorOption = Annotated[
     bool | None,
     typer.Option(
@@ -183,13 +317,71 @@ ClusterOption = Annotated[
         "or the pod's own).",
     ),
 ]
+ConditionTypeOption = Annotated[
+    str,
+    typer.Option(
+        "--condition-type",
+        envvar="SCRUBBER_CONDITION_TYPE",
+        metavar="TYPE",
+        help="Type of the node condition that --cluster-reporting writes.",
+    ),
+]
+ConditionPolarityOption = Annotated[
+    PolarityChoice,
+    typer.Option(
+        "--condition-polarity",
+        envvar="SCRUBBER_CONDITION_POLARITY",
+        help="What the status True of the condition means. good: every GPU is in service; bad: a GPU is not.",
+    ),
+]
+TaintOption = Annotated[
+    str,
+    typer.Option(
+        "--taint",
+        envvar="SCRUBBER_TAINT",
+        metavar="KEY[=VALUE]:EFFECT",
+        help="Taint of this node while none of its GPUs is in service; requires --cluster-reporting.",
+        show_default="off",
+    ),
+]
+NvsentinelSocketOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--nvsentinel-socket",
+        envvar="SCRUBBER_NVSENTINEL_SOCKET",
+        metavar="PATH",
+        help="Send health events to this socket of NVSentinel, usually /var/run/nvsentinel/nvsentinel.sock.",
+        show_default="none",
+    ),
+]
+NvsentinelStrategyOption = Annotated[
+    StrategyChoice,
+    typer.Option(
+        "--nvsentinel-strategy",
+        envvar="SCRUBBER_NVSENTINEL_STRATEGY",
+        help="What NVSentinel does with the events: store them, or execute its rules for them.",
+    ),
+]
 NodeNameOption = Annotated[
     str,
     typer.Option(
         "--node-name",
         envvar="SCRUBBER_NODE_NAME",
         metavar="NAME",
-        help="Name of this node in the cluster; required for --cluster-reporting.",
+        help="Name of this node in the cluster; required for --cluster-reporting and --nvsentinel-socket.",
+        show_default="none",
+    ),
+]
+
+
+YieldLabelsOption = Annotated[
+    str,
+    typer.Option(
+        "--yield-labels",
+        envvar="SCRUBBER_YIELD_LABELS",
+        metavar="KEY,…",
+        help="Yield the node while one of these labels of it has another value than true, such as "
+        "nvidia.com/gpu.deploy.client; requires --node-name and access to the API server.",
         show_default="none",
     ),
 ]
@@ -215,7 +407,8 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def plugin(
-    kubelet_dir: KubeletDirOption = Path("/var/lib/kubelet"),
+    kubelet_dir: KubeletDirOption = KUBELET_DIR,
+    kubelet_socket: KubeletSocketOption = None,
     socket: SocketOption = Path("/run/scrubber"),
     resource_name: Annotated[
         str,
@@ -243,10 +436,20 @@ def plugin(
     mig_strategy: MigStrategyOption = None,
     cdi_annotation_prefix: AnnotationPrefixOption = None,
     nvidia_cdi_hook_path: CdiHookOption = None,
+    driver_ready_file: DriverReadyOption = None,
+    host_root_ctr_path: HostRootOption = None,
+    runtime_check: RuntimeCheckOption = RuntimeCheckChoice.REFUSE,
     cdi_dir: CdiDirOption = "/var/run/cdi",
     gdrcopy_enabled: GdrcopyOption = None,
     gds_enabled: GdsOption = None,
     mofed_enabled: MofedOption = None,
+    cdi_feature_flags: CdiFeatureFlagsOption = None,
+    cdi_disable_hooks: CdiDisableHooksOption = None,
+    device_discovery_strategy: DiscoveryOption = None,
+    shared_devices_allocation_policy: SharePolicyOption = None,
+    mps_root: MpsRootOption = None,
+    imex_channel_ids: ImexChannelsOption = None,
+    imex_required: ImexRequiredOption = None,
     fail_on_init_error: FailOnInitErrorOption = None,
     config_file: ConfigFileOption = None,
     upstream_dir: Annotated[
@@ -259,21 +462,19 @@ def plugin(
         ),
     ] = None,
     cluster: ClusterOption = ClusterChoice.OFF,
+    condition_type: ConditionTypeOption = "GpusInService",
+    condition_polarity: ConditionPolarityOption = PolarityChoice.GOOD,
+    taint: TaintOption = "",
+    nvsentinel_socket: NvsentinelSocketOption = None,
+    nvsentinel_strategy: NvsentinelStrategyOption = StrategyChoice.STORE_ONLY,
     node_name: NodeNameOption = "",
     metrics_address: PluginMetricsAddressOption = None,
     metrics_cert: PluginMetricsCertOption = None,
     metrics_key: PluginMetricsKeyOption = None,
     metrics_client_ca: PluginMetricsClientCaOption = None,
+    probe_address: PluginProbeAddressOption = "",
     traces: TracesOption = TraceExport.OFF,
-    ready_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="SCRUBBER_PLUGIN_READY_FILE",
-            metavar="FILE",
-            help="Create this file once the plugin can take over from a running instance; for a startup probe.",
-            show_default="none",
-        ),
-    ] = None,
+    yield_labels: YieldLabelsOption = "",
     log_format: LogFormatOption = LogFormat.AUTO,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
@@ -283,6 +484,9 @@ def plugin(
     """
     silence_grpc_logs()
     load_structlog_without_rich()
+    from plugin.cluster.condition import ConditionFormat, ConditionPolarity
+    from plugin.cluster.deploy_labels import parse_label_keys
+    from plugin.cluster.taint import NodeTaint
     from plugin.main import PluginSettings, run
     from plugin.nvidia import settings as nvidia_settings
     from plugin.nvidia.injection import Feature
@@ -299,28 +503,45 @@ def plugin(
         hook=nvidia_cdi_hook_path,
         fail_on_init_error=fail_on_init_error,
         features={Feature.GDRCOPY: gdrcopy_enabled, Feature.GDS: gds_enabled, Feature.MOFED: mofed_enabled},
+        discovery=device_discovery_strategy,
+        share_preference=shared_devices_allocation_policy,
+        cdi_features=cdi_feature_flags,
+        disabled_cdi_hooks=cdi_disable_hooks,
+        imex_channels=imex_channel_ids,
+    )
+    source = nvidia_settings.NvidiaSettingsSource(
+        options,
+        Path(config_file) if config_file else None,
+        driver_ready=driver_ready_file.absolute() if driver_ready_file else None,
+        cdi_directory=Path(cdi_dir or nvidia_settings.CDI_DIRECTORY).absolute(),
+        disabled_health_checks=os.environ.get("DP_DISABLE_HEALTHCHECKS", ""),
+        enabled_health_checks=os.environ.get("DP_ENABLE_HEALTHCHECKS", ""),
+        host_root=host_root_ctr_path.absolute() if host_root_ctr_path else None,
+        refuse_unsuitable_runtime=runtime_check is RuntimeCheckChoice.REFUSE,
     )
     settings = PluginSettings(
-        kubelet_dir=kubelet_dir.absolute(),
+        kubelet_dir=nvidia_settings.kubelet_dir_of(kubelet_socket, kubelet_dir, KUBELET_DIR).absolute(),
         socket=socket.absolute(),
         resource_name=resource_name,
         registration=registration.value,
         log_format=log_format.value,
         log_level=log_level.value,
-        nvidia=nvidia_settings.resolve_settings(
-            options,
-            Path(config_file) if config_file else None,
-            cdi_directory=Path(cdi_dir or nvidia_settings.CDI_DIRECTORY).absolute(),
-            disabled_health_checks=os.environ.get("DP_DISABLE_HEALTHCHECKS", ""),
-        ),
+        nvidia=source.load(),
+        reload_nvidia=source.load,
+        follow_driver=source.follow_driver if driver_ready_file else None,
         upstream_dir=upstream_dir.absolute() if upstream_dir else None,
         cluster=cluster.value,
+        condition=ConditionFormat(condition_type, ConditionPolarity(condition_polarity)),
+        taint=NodeTaint.parse(taint),
+        nvsentinel_socket=nvsentinel_socket.absolute() if nvsentinel_socket else None,
+        nvsentinel_strategy=nvsentinel_strategy.value,
         node_name=node_name,
         metrics_address=Address.parse(metrics_address or PLUGIN_METRICS_ADDRESS),
         metrics_required=metrics_address is not None,
         metrics_tls=MetricsTls.from_flags(metrics_cert, metrics_key, metrics_client_ca),
+        probe_address=Address.parse(probe_address),
         traces=traces,
-        ready_file=ready_file.absolute() if ready_file else None,
+        yield_labels=parse_label_keys(yield_labels),
     )
     restore_gc()
     raise typer.Exit(asyncio.run(run(settings)))

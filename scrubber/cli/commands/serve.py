@@ -25,6 +25,7 @@ from scrubber.cli.daemon_options import (
     ServiceMetricsCertOption,
     ServiceMetricsClientCaOption,
     ServiceMetricsKeyOption,
+    ServiceProbeAddressOption,
     TracesOption,
 )
 from scrubber.cli.options import SocketOption, seconds
@@ -107,6 +108,17 @@ def serve(
     metrics_cert: ServiceMetricsCertOption = None,
     metrics_key: ServiceMetricsKeyOption = None,
     metrics_client_ca: ServiceMetricsClientCaOption = None,
+    probe_address: ServiceProbeAddressOption = "",
+    nvsentinel_reset_journal: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SCRUBBER_NVSENTINEL_RESET_JOURNAL",
+            metavar="PATH",
+            help="Report each successful reset to this socket of the journal, usually /run/systemd/journal/socket, in the "
+            "form that NVSentinel reads.",
+            show_default="none",
+        ),
+    ] = None,
     traces: TracesOption = TraceExport.OFF,
     node_name: Annotated[
         str | None,
@@ -220,6 +232,8 @@ def serve(
         metrics_address=Address.parse(metrics_address or SERVICE_METRICS_ADDRESS),
         metrics_required=metrics_address is not None,
         metrics_tls=MetricsTls.from_flags(metrics_cert, metrics_key, metrics_client_ca),
+        probe_address=Address.parse(probe_address),
+        reset_journal=nvsentinel_reset_journal,
         traces=traces,
         cgroup_root=cgroup_root,
         container_identity=container_identity,

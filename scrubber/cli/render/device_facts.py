@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scrubber.domain.formatting import format_utc
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTOMATIC_RECOVERIES",
     "OUT_OF_SERVICE",
+    "blocking_holders",
     "cause_text",
+    "holder_text",
     "is_in_use",
     "out_of_service_text",
     "probation_text",
@@ -69,6 +72,21 @@ def recovery_text(device: pb.Device) -> str:
     return message.replace(" DEVICE ", f" {called or 'DEVICE'} ")
 
 
+def blocking_holders(device: pb.Device) -> Sequence[pb.DeviceHolder]:
+    """Return the holders beside which the device, which is free, cannot be cleared; none while it is in use."""
+    return () if is_in_use(device) else [each for each in device.holders if each.blocking]
+
+
+def holder_text(holder: pb.DeviceHolder) -> str:
+    """Return who the holder is: ``PID 4711 (dcgm-exporter) of monitoring/dcgm-exporter-x since 12:03:00Z``."""
+    from scrubber.domain.formatting import format_utc
+
+    pod = f"{holder.namespace}/{holder.pod}" if holder.pod else f"pod {holder.pod_uid}" if holder.pod_uid else ""
+    owner = pod or holder.unit
+    who = f"PID {holder.pid} ({holder.command or 'unknown'})" if holder.pid else "no process that could be found"
+    return f"{who}{f' of {owner}' if owner else ', outside all pods,'} since {format_utc(holder.since)}"
+
+
 def cause_text(cause: pb.Cause) -> str:
     """Return the cause as a full sentence. It may be an operator's reason, which may lack a full stop."""
     why = cause.message.strip() or cause.code
@@ -81,6 +99,8 @@ def out_of_service_text(device: pb.Device) -> str:
         return ""
     word = {"probation": "on probation", "healthy": "out of service", "suspect": "out of service"}.get(device.health)
     what = f"Device {device.index or device.id} is {word or device.health or device.state or 'out of service'}"
+    if held := blocking_holders(device):
+        return f"{what}: held by {holder_text(held[0])}."
     if not device.HasField("cause"):
         return f"{what}: its state is {device.state}." if device.state not in ("", device.health) else f"{what}."
     return f"{what}: {cause_text(device.cause)} {recovery_text(device)}"

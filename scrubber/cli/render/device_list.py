@@ -1,6 +1,6 @@
 """The device list: which devices are selected, and a row for each.
 
-A row shows if its device is advertised despite its state, or used without a grant.
+A row shows if its device is advertised despite its state, used without a grant, or held by a process that keeps it dirty.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from scrubber.cli.render.device_facts import cause_text, is_in_use, probation_text, tenant_name
+from scrubber.cli.render.device_facts import (
+    blocking_holders,
+    cause_text,
+    holder_text,
+    is_in_use,
+    probation_text,
+    tenant_name,
+)
 from scrubber.cli.render.output import CommandResult, OutputColumn
 from scrubber.domain.formatting import format_size, format_utc
 
@@ -20,6 +27,7 @@ __all__ = [
     "device_list_result",
     "format_age",
     "select_devices",
+    "yield_notes",
 ]
 
 _UNAUTHORIZED_USE = "unauthorized-use"
@@ -74,7 +82,7 @@ def device_list_result(
         header=_COLUMNS,
         rows=[_device_row(each, moment) for each in devices],
         empty_message="There are no devices on this node.",
-        notes=[*_break_glass_notes(devices), *_breaker_notes(devices, info)],
+        notes=[*_break_glass_notes(devices), *_breaker_notes(devices, info), *yield_notes(info)],
         kind="Device",
     )
 
@@ -125,6 +133,8 @@ def _cause_codes(device: pb.Device) -> Iterator[str]:
         yield device.cause.code
     if device.unauthorized_users and device.cause.code != _UNAUTHORIZED_USE:
         yield _UNAUTHORIZED_USE
+    codes = {each.code for each in blocking_holders(device)} - {_UNAUTHORIZED_USE}
+    yield from sorted(codes - ({"unknown-holder"} if device.unauthorized_users else set()))
 
 
 def _messages(device: pb.Device) -> Iterator[str]:
@@ -134,6 +144,8 @@ def _messages(device: pb.Device) -> Iterator[str]:
     if device.health == "probation":
         yield f"On probation: {probation_text(device)}."
     yield from device.unauthorized_users
+    for holder in blocking_holders(device):
+        yield f"Held by {holder_text(holder)}."
     if device.enforcement == "observe":
         yield "Its policy only observes: no hand-over is refused."
     if device.HasField("break_glass"):
@@ -148,6 +160,14 @@ def _break_glass_notes(found: Sequence[pb.Device]) -> Iterator[str]:
                 f"{format_utc(device.break_glass.expires_at)}: break-glass override by {device.break_glass.actor} "
                 f"({device.break_glass.reason}). To end it, run `scrubber break-glass {device.index} --end --reason …`."
             )
+
+
+def yield_notes(info: pb.ServiceInfo | None) -> Iterator[str]:
+    """Yield why the node is yielded, if it is."""
+    for each in info.node_yield.requests if info is not None else ():
+        who = "the plugin" if each.requester == "plugin" else each.actor
+        end = "the label has its earlier value" if each.requester == "plugin" else "you run `scrubber resume`"
+        yield f"The node is yielded, so every device is withheld until {end}: {each.reason} ({who}, {format_utc(each.since)})."
 
 
 def _breaker_notes(found: Sequence[pb.Device], info: pb.ServiceInfo | None) -> Iterator[str]:

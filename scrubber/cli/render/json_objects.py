@@ -72,6 +72,7 @@ def device(message: pb.Device) -> dict[str, Any]:
         "recoveryBlocker": message.recovery_blocker or None,
         "unauthorizedUsers": list(message.unauthorized_users),
         "uninspectedProcesses": list(message.uninspected_processes),
+        "holders": [_holder(each) for each in message.holders],
         "openGrants": [_open_grant(each) for each in message.open_grants],
         "conditions": [{"code": each.code, "since": rfc3339(each.since)} for each in message.conditions],
         "lifetimeCounters": dict(sorted(message.lifetime_counters.items())),
@@ -146,6 +147,22 @@ def _assignment(message: pb.Device) -> dict[str, Any]:
         "tenant": message.tenant or None,
         "pod": message.pod or None,
         "container": message.container or None,
+    }
+
+
+def _holder(message: pb.DeviceHolder) -> dict[str, Any]:
+    return {
+        "pid": message.pid or None,
+        "command": message.command or None,
+        "kind": message.kind,
+        "code": message.code,
+        "namespace": message.namespace or None,
+        "pod": message.pod or None,
+        "podUID": message.pod_uid or None,
+        "unit": message.unit or None,
+        "since": rfc3339(message.since),
+        "blocking": message.blocking,
+        "memoryBytes": message.memory_bytes,
     }
 
 

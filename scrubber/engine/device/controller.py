@@ -11,6 +11,7 @@ from scrubber.domain.device import Device
 from scrubber.domain.policy import Enforcement, QuarantineTiming
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Hygiene
+from scrubber.engine import refusals
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.health import DeviceHealth
@@ -23,6 +24,9 @@ from scrubber.engine.pods import PodTracker
 from scrubber.engine.views import DeviceView
 
 __all__ = ["DeviceController", "NodeContext"]
+
+_WITHHOLD_AFTER = 60.0
+"""Seconds for which a process without a grant must block every scrub before its device is withheld from the kubelet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,7 @@ class DeviceController:
     def __init__(self, device: Device, record: DeviceRecord, *, dependencies: Dependencies, node: NodeContext) -> None:
         self.id = device.id
         self.pods = node.pods
+        self._clock = dependencies.clock
         self.state = DeviceState(
             device,
             record,
@@ -105,6 +110,8 @@ class DeviceController:
             policy=self.state.policy,
             recovery_blocker=self.reset_gate.blocker,
             unauthorized_users=self.occupancy.unauthorized_users,
+            holders=self.occupancy.holders,
+            withheld=refusals.withheld_message(self.id) if self.is_withheld else "",
             uninspected_processes=self.scrubs.uninspected_processes,
         )
 
@@ -113,7 +120,7 @@ class DeviceController:
         """Whether the device is advertised to the kubelet as healthy."""
         record = self.state.record
         if record.advertised or record.quarantined_by_operator:
-            return record.advertised
+            return record.advertised and not self.is_withheld
         policy = self.state.policy
         if policy.enforcement is Enforcement.OBSERVE:
             return True
@@ -121,6 +128,21 @@ class DeviceController:
             return False
         shared = any(grant.assignment is not None and grant.assignment.shares for grant in record.open_grants)
         return not shared and self._is_still_given()
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether the device is withheld from the kubelet because a process without a grant has held it for a while.
+
+        It would attract one pod after the other, and none could start. While it is assigned to a pod it is advertised:
+        it attracts no other, and the kubelet would count an unhealthy device that is assigned twice.
+        """
+        since, state = self.scrubs.held_since, self.state
+        if since is None or state.policy.enforcement is Enforcement.OBSERVE:
+            return False
+        if state.record.hygiene not in (Hygiene.DIRTY, Hygiene.SCRUBBING):
+            return False
+        lasted = self._clock.monotonic() - since >= _WITHHOLD_AFTER
+        return lasted and not self.pods.reading.all_assignments(self.id)
 
     def _is_still_given(self) -> bool:
         """Whether the kubelet still assigns the device to a granted pod, as far as known; if not, it would offer it."""

@@ -14,6 +14,7 @@ from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.errors import DeviceBusy, LedgerFailure, NotReady, Unreadable
 from scrubber.domain.evidence import Finding
 from scrubber.domain.handover_kind import Basis, HandOverKind
+from scrubber.domain.infrastructure import NamedHolder
 from scrubber.domain.pods import PodLiveness
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.states import Hygiene
@@ -103,6 +104,7 @@ class Occupancy:
         coverage: how long the device was watched without a gap.
         unauthorized_use: observed unauthorized use, by pod.
         unauthorized_users: a message for each process without a grant at the last check. For display only.
+        holders: the holders that the last scrub and the last check found. For display only.
     """
 
     def __init__(
@@ -118,6 +120,9 @@ class Occupancy:
             state.id, containers=dependencies.containers, clock=dependencies.clock
         )
         self.unauthorized_users: tuple[str, ...] = ()
+        self.holders: tuple[NamedHolder, ...] = ()
+        self._users: tuple[NamedHolder, ...] = ()
+        self._found_by_scrub: tuple[NamedHolder, ...] = ()
 
     async def is_held(self) -> bool:
         """Return whether a process holds the device now; track for how long none did.
@@ -132,11 +137,31 @@ class Occupancy:
         self._held_by_no_process_since = self._held_by_no_process_since if held else None
         return held
 
-    def set_unauthorized_users(self, users: tuple[str, ...]) -> None:
-        """Publish a message for each process that used the device without a grant at the last check."""
-        if users != self.unauthorized_users:
+    def set_unauthorized_users(self, users: tuple[str, ...], holders: tuple[NamedHolder, ...] = ()) -> None:
+        """Publish a message for each process that used the device without a grant at the last check.
+
+        Args:
+            holders: these processes, and programs of the node's infrastructure.
+        """
+        self._users = holders
+        if self._name_holders() or users != self.unauthorized_users:
             self.unauthorized_users = users
             self._state.on_change()
+
+    def set_holders_of_scrub(self, holders: Iterable[NamedHolder]) -> None:
+        """Publish the holders that a scrub found, with the next change of the device."""
+        self._found_by_scrub = tuple(holders)
+        self._name_holders()
+
+    def _name_holders(self) -> bool:
+        """Combine the holders that are known, each since it was first seen; return whether they changed."""
+        before = {each.holder.identity: each.since for each in self.holders}
+        found = {each.holder.identity: each for each in (*self._users, *self._found_by_scrub)}
+        named = tuple(
+            replace(found[each], since=min(found[each].since, before.get(each, math.inf))) for each in sorted(found)
+        )
+        changed, self.holders = named != self.holders, named
+        return changed
 
     async def is_held_without_process(self) -> bool:
         """Return whether the holder has had no process for the idle period of unknown pods.

@@ -39,6 +39,9 @@ from scrubber.ports.runtime import Span
 
 __all__ = ["Scrubs"]
 
+_HELD = (FindingCode.UNKNOWN_HOLDER, FindingCode.VALIDATION_HOLDER)
+"""Findings about processes that no start can wait for: their end is not the end of a pod that had the device."""
+
 
 class Scrubs:
     """The scrubs of one device.
@@ -51,6 +54,8 @@ class Scrubs:
     Attributes:
         uninspected_processes: a message for each process that several walks of the last scrub could not finish
             inspecting.
+        held_since: monotonic time of the first of the consecutive scrubs that a process without a grant blocked; None
+            if the last one was not.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Scrubs:
         self._unrecorded: ScrubRecord | None = None
         self._backoff: Backoff | None = None
         self.uninspected_processes: tuple[str, ...] = ()
+        self.held_since: float | None = None
 
     # -- when and how a scrub runs -----------------------------------------------------------------------------------
 
@@ -204,6 +210,7 @@ class Scrubs:
             unauthorized_use=self._occupancy.unauthorized_use,
             keep_out_of_use=self._keep_out_of_use,
             starting_pod=starting_pod,
+            known_holders=frozenset(each.holder.identity for each in self._occupancy.holders),
         )
 
     async def _perform(self, job: ScrubJob, context: ScrubContext) -> None:
@@ -270,6 +277,10 @@ class Scrubs:
             if any(step.step is Step.HOLDERS for step in finished.steps):
                 lasting = (each for each in finished.findings if each.code == FindingCode.UNINSPECTED_PROCESSES)
                 self.uninspected_processes = tuple(each.message for each in lasting if "news" in each.evidence)
+                self._occupancy.set_holders_of_scrub(context.holders)
+            if finished.outcome is not Outcome.ABANDONED:
+                held = finished.outcome is Outcome.BLOCKED and any(f.code in _HELD for f in finished.findings)
+                self.held_since = None if not held else checked_at if self.held_since is None else self.held_since
             self._backoff = Backoff.after(finished, self._backoff, dependencies.clock.monotonic())
             if was_disturbed(finished):
                 self._state.disturbances.count(self._state.allocations)

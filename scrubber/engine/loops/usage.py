@@ -15,6 +15,7 @@ from functools import partial
 from scrubber.domain.assignment import KubeletReading, Trust, presumed_sandbox
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step
+from scrubber.domain.infrastructure import NamedHolder, ProcessOwner
 from scrubber.domain.policy import Enforcement, Policy, UnauthorizedUseAction
 from scrubber.domain.states import Hygiene
 from scrubber.domain.telemetry import Holder, HolderKind
@@ -46,15 +47,21 @@ class _User:
     holder: Holder
     pod: str | None
     use: UseKind
+    owner: ProcessOwner
 
     @property
-    def owner(self) -> str:
+    def reported_as(self) -> str:
         return self.pod or "node"
 
     @property
     def message(self) -> str:
-        where = f"of pod {self.pod}" if self.pod is not None else "outside all pods"
-        return f"PID {self.holder.pid} ({self.holder.command or 'unknown'}) {where} uses the device without a grant."
+        who = f"PID {self.holder.pid} ({self.holder.command or 'unknown'}) {self.owner}"
+        return f"{who} uses the device without a grant."
+
+    def named(self, at: float) -> NamedHolder:
+        """Return it for display; ``at``: wall-clock seconds of the check."""
+        code = FindingCode.VALIDATION_HOLDER if self.use is UseKind.VALIDATION else FindingCode.UNAUTHORIZED_USE
+        return NamedHolder(self.holder, self.owner, code, at)
 
 
 # See docs/decisions/0020-unauthorized-use.md.
@@ -105,14 +112,17 @@ async def check_use(controller: DeviceController, *, dependencies: Dependencies)
     again = await _suspects(controller, dependencies)
     found = [each for identity, each in again.items() if _confirmed(identity, each, suspects)]
     controller.occupancy.set_unauthorized_users(
-        tuple(sorted(each.message for each in found if each.use is UseKind.UNAUTHORIZED))[:_MAX_SHOWN]
+        tuple(sorted(each.message for each in found if each.use is UseKind.UNAUTHORIZED))[:_MAX_SHOWN],
+        tuple(
+            each.named(dependencies.clock.wall())
+            for each in sorted(found, key=lambda each: each.holder.identity)
+            if each.use is not UseKind.STARTED_WITHOUT_HAND_OVER
+        )[:_MAX_SHOWN],
     )
-    for use in (UseKind.STARTED_WITHOUT_HAND_OVER, UseKind.UNAUTHORIZED):
-        such = [each for each in found if each.use is use]
-        if use is UseKind.STARTED_WITHOUT_HAND_OVER:
-            await _adopt_ungated(controller, such, dependencies)
-        else:
-            await _handle_unauthorized(controller, such, dependencies)
+    by_use = {use: [each for each in found if each.use is use] for use in UseKind}
+    await _adopt_ungated(controller, by_use[UseKind.STARTED_WITHOUT_HAND_OVER], dependencies)
+    await _handle_validation(controller, by_use[UseKind.VALIDATION], dependencies)
+    await _handle_unauthorized(controller, by_use[UseKind.UNAUTHORIZED], dependencies)
 
 
 def _confirmed(identity: Identity, user: _User, suspects: Mapping[Identity, _User]) -> bool:
@@ -140,8 +150,10 @@ async def _suspects(controller: DeviceController, dependencies: Dependencies) ->
         use = classify_use(uid, record.device, record.open_grants, reading)
         if use is UseKind.GRANTED and uid is not None:
             controller.pods.note_use(record.device, uid, queried_at)
-        if use in (UseKind.UNAUTHORIZED, UseKind.STARTED_WITHOUT_HAND_OVER):
-            found[user.identity] = _User(user, uid, use)
+        elif user.kind is HolderKind.VALIDATION and use is UseKind.UNAUTHORIZED:
+            use = UseKind.VALIDATION
+        if use in (UseKind.VALIDATION, UseKind.UNAUTHORIZED, UseKind.STARTED_WITHOUT_HAND_OVER):
+            found[user.identity] = _User(user, uid, use, await dependencies.owners.owner_of(user.pid))
     return found
 
 
@@ -170,6 +182,21 @@ async def _adopt_ungated(controller: DeviceController, users: Iterable[_User], d
         await controller.occupancy.adopt(assignment, baseline)
 
 
+async def _handle_validation(controller: DeviceController, users: Iterable[_User], dependencies: Dependencies) -> None:
+    """Record that programs of the node's infrastructure used the device; whatever the policy, none is a fault."""
+    for user in users:
+        news = controller.occupancy.unauthorized_use.should_report(f"validation {user.reported_as}")
+        if news or not controller.state.record.contaminated:
+            message = (
+                f"PID {user.holder.pid} ({user.holder.command or 'unknown'}) of {user.holder.owner}, infrastructure of "
+                "the node, runs a program on the device. The device is scrubbed before its next grant."
+            )
+            fields = _fields(controller, user, message)
+            await controller.occupancy.void_for_unauthorized_use(
+                Event("validation.use.detected", dependencies.clock.wall(), controller.id, fields=fields)
+            )
+
+
 async def _handle_unauthorized(
     controller: DeviceController, users: Iterable[_User], dependencies: Dependencies
 ) -> None:
@@ -177,7 +204,7 @@ async def _handle_unauthorized(
     for user in users:
         device, findings = controller.id, _faults(user, policy, controller.pods.reading)
         # The certificate is voided at once, whether or not similar use was reported within the last minute.
-        news = controller.occupancy.unauthorized_use.should_report(user.owner)
+        news = controller.occupancy.unauthorized_use.should_report(user.reported_as)
         if news or not controller.state.record.contaminated or (findings and controller.state.record.advertised):
             await controller.occupancy.void_for_unauthorized_use(
                 _event(controller, user, user.message, dependencies), findings
@@ -207,7 +234,12 @@ def _faults(user: _User, policy: Policy, reading: KubeletReading) -> tuple[Findi
 
 
 def _event(controller: DeviceController, user: _User, message: str, dependencies: Dependencies) -> Event:
-    fields: dict[str, str | int | float | bool | None] = {
+    fields = _fields(controller, user, message)
+    return Event("unauthorized.use.detected", dependencies.clock.wall(), controller.id, fields=fields)
+
+
+def _fields(controller: DeviceController, user: _User, message: str) -> dict[str, str | int | float | bool | None]:
+    return {
         "use": user.use.value,
         "pid": user.holder.pid,
         "command": user.holder.command,
@@ -215,4 +247,3 @@ def _event(controller: DeviceController, user: _User, message: str, dependencies
         "state": controller.state.record.state,
         "message": message,
     }
-    return Event("unauthorized.use.detected", dependencies.clock.wall(), controller.id, fields=fields)

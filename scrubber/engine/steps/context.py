@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from scrubber.domain.assignment import Pod
 from scrubber.domain.device import Device
 from scrubber.domain.evidence import Finding, Severity, Step
+from scrubber.domain.infrastructure import NamedHolder, ProcessOwner
 from scrubber.domain.pods import PodLiveness
 from scrubber.domain.policy import Policy, ScrubPlan
 from scrubber.domain.record import DeviceRecord, Grant
-from scrubber.domain.telemetry import Snapshot
+from scrubber.domain.telemetry import Holder, Snapshot
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.pods import PodTracker
 from scrubber.engine.unauthorized_use import UnauthorizedUseTracker
@@ -34,6 +35,8 @@ class ScrubContext:
             use.
         starting_pod: the pod whose start the device is scrubbed for; None when there is none.
         erase_reports: the eraser's reports, for the steps that evaluate parts of them.
+        known_holders: PID and start time of holders that an earlier scrub or check found.
+        holders: the holders that were found and not killed.
     """
 
     scrub: str
@@ -51,12 +54,18 @@ class ScrubContext:
     starting_pod: Pod | None = None
     erase_reports: list[EraseReport] = field(default_factory=list)
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    known_holders: frozenset[tuple[int, int]] = frozenset()
+    holders: list[NamedHolder] = field(default_factory=list)
 
     async def shared_snapshot(self) -> Snapshot:
         """Return one snapshot that all checks of a fast path share; raises what the telemetry port raises."""
         if self.device.id not in self.snapshots:
             self.snapshots[self.device.id] = await self.dependencies.telemetry.snapshot(self.device)
         return self.snapshots[self.device.id]
+
+    def note_holder(self, holder: Holder, owner: ProcessOwner, code: str) -> None:
+        """Note a holder that the finding ``code`` is about."""
+        self.holders.append(NamedHolder(holder, owner, code, self.dependencies.clock.wall()))
 
     def blocking_finding(self, step: Step, code: str, message: str) -> Finding:
         """Return a finding that leaves the device dirty without counting as its fault."""

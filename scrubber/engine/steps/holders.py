@@ -20,6 +20,8 @@ _OTHER_CONTAINERS = "holders: mappings of the pod's other containers, which run 
 _MAX_WALKS = 4
 """Walks, each continuing where the last one stopped, after which a process counts as impossible to finish inspecting.
 """
+_RECHECK_DELAY = 0.5
+"""Seconds until an unknown holder is looked for again: a monitoring probe has a device open for a moment only."""
 _MAX_NAMED = 32
 """Holders that the record of a scrub names individually."""
 
@@ -87,12 +89,18 @@ async def clear_holders(context: ScrubContext) -> StepResult:
             uncovered.append("holders: the device did not report its holders before the reset")
 
     bad = any(finding.severity in (Severity.BLOCKING, Severity.FAULT) for finding in findings)
+    measured: dict[str, str | int | float | bool | None] = {
+        "leftovers_killed": ended,
+        "earlier_pods": len(context.record.open_grants),
+    }
+    if allowed := sum(finding.code == FindingCode.INFRASTRUCTURE_HOLDER for finding in findings):
+        measured["infrastructure_holders"] = allowed
     return StepResult(
         Step.HOLDERS,
         Verdict.FAILED if bad else Verdict.PASSED,
         clock.monotonic() - start,
         tuple(findings),
-        {"leftovers_killed": ended, "earlier_pods": len(context.record.open_grants)},
+        measured,
         (*dependencies.containers.not_covered(), *uncovered),
     )
 
@@ -185,9 +193,20 @@ async def _remaining_holder_findings(context: ScrubContext, uncovered: list[str]
     it yet may be visible to a walk only.
     """
     report, owners = await _walks(context)
+    ended: list[Holder] = []
+    if await _may_be_probes(context, report):
+        await context.dependencies.clock.sleep(_RECHECK_DELAY)
+        before = report.holders
+        report, owners = await _walks(context)
+        left = {each.identity for each in report.holders}
+        ended = [each for each in before if each.identity not in left]
     uncovered += report.not_covered
+    uncovered += [_not_covered(each) for each in report.holders if each.kind is HolderKind.INFRASTRUCTURE][:_MAX_NAMED]
     named = _select_named(report.holders)
     found = [await _holder_finding(context, holder) for holder in named]
+    for each in ended[:_MAX_NAMED]:
+        message = f"PID {each.pid} ({each.command or 'unknown'}) held the device for a moment and closed it."
+        found.append(Finding(Step.HOLDERS, FindingCode.HOLDER_ENDED, Severity.NOTE, message, {"pid": each.pid}))
     more = report.omitted_count + len(report.holders) - len(named)
     if more:
         message = f"{more} more process(es) of the same pods and units hold the device."
@@ -217,6 +236,26 @@ async def _remaining_holder_findings(context: ScrubContext, uncovered: list[str]
     return found
 
 
+async def _may_be_probes(context: ScrubContext, report: HolderReport) -> bool:
+    """Return whether only processes that never had the device hold it: monitoring probes end within a moment.
+
+    A process that uses memory, was found before, or is of a pod that has or had the device, is not given that moment.
+    """
+    unknown = [each for each in report.holders if each.kind is not HolderKind.INFRASTRUCTURE]
+    if not unknown or report.omitted_count or any(each.kind is not HolderKind.PROCESS for each in unknown):
+        return False
+    if any(each.memory_bytes or each.identity in context.known_holders for each in unknown):
+        return False
+    containers, had = context.dependencies.containers, _pods_that_had_the_device(context)
+    return not any([await containers.pod_uid_of(each.pid) in had for each in unknown])
+
+
+def _pods_that_had_the_device(context: ScrubContext) -> frozenset[str]:
+    granted = (grant.pod.uid for grant in context.record.open_grants if grant.pod is not None)
+    assigned = (each.pod.uid for each in context.pods.reading.all_assignments(context.device.id))
+    return frozenset(uid for uid in (*granted, *assigned) if uid is not None)
+
+
 Owner = tuple[str | None, bool]
 """The UID of a pod, None for the node; and whether its uninspected processes block the scrub."""
 
@@ -225,9 +264,7 @@ async def _walks(context: ScrubContext) -> tuple[HolderReport, dict[Owner, list[
     """Walk until every process that may have the device ungranted is inspected, or several walks were not enough."""
     dependencies, device = context.dependencies, context.device
     grants = context.record.open_grants
-    had = {grant.pod.uid for grant in grants if grant.pod is not None and grant.pod.uid is not None}
-    had |= {each.pod.uid for each in context.pods.reading.all_assignments(device.id) if each.pod.uid is not None}
-    had |= context.unauthorized_use.pods
+    had = _pods_that_had_the_device(context) | context.unauthorized_use.pods
     walks = 0
     while True:
         report = await dependencies.holders.list_holders(device, had, context.scrub)
@@ -272,14 +309,27 @@ async def _holder_finding(context: ScrubContext, holder: Holder) -> Finding:
         return Finding(
             Step.HOLDERS, FindingCode.UNTRACEABLE_HOLDER, Severity.NOTE if cured else Severity.FAULT, message
         )
+    owner = await context.dependencies.owners.owner_of(holder.pid)
     if holder.kind is HolderKind.INFRASTRUCTURE:
-        message = f"PID {holder.pid} ({holder.command or 'unknown'}) of the node's infrastructure has the device open."
-        return Finding(Step.HOLDERS, FindingCode.INFRASTRUCTURE_HOLDER, Severity.NOTE, message, {"pid": holder.pid})
+        context.note_holder(holder, owner, FindingCode.INFRASTRUCTURE_HOLDER)
+        message = f"{_infrastructure_name(holder)} has the device open, as the policy allows."
+        return Finding(
+            Step.HOLDERS,
+            FindingCode.INFRASTRUCTURE_HOLDER,
+            Severity.NOTE,
+            message,
+            {"pid": holder.pid, "owner": holder.owner, "memory_bytes": holder.memory_bytes},
+        )
+    if holder.kind is HolderKind.VALIDATION:
+        context.note_holder(holder, owner, FindingCode.VALIDATION_HOLDER)
+        message = f"{_infrastructure_name(holder)} runs a program on the device; the scrub waits until it has ended."
+        return context.blocking_finding(Step.HOLDERS, FindingCode.VALIDATION_HOLDER, message)
     if holder.kind is HolderKind.UNKILLABLE:
+        context.note_holder(holder, owner, FindingCode.HOLDER_UNKILLABLE)
         message = f"PID {holder.pid} holds the device and cannot be killed (uninterruptible)."
         return Finding(Step.HOLDERS, FindingCode.HOLDER_UNKILLABLE, Severity.FAULT, message, {"pid": holder.pid})
     uid = await context.dependencies.containers.pod_uid_of(holder.pid)
-    who = _process_name(holder, uid)
+    who = f"PID {holder.pid} ({holder.command or 'unknown'}) {owner}"
     grants, reading = context.record.open_grants, context.pods.reading
     if await context.unauthorized_use.handle(holder, uid, grants, reading=reading, policy=context.policy):
         message = (
@@ -294,8 +344,10 @@ async def _holder_finding(context: ScrubContext, holder: Holder) -> Finding:
             {"pid": holder.pid, "pod_uid": uid},
         )
     if any(grant.pod is not None and grant.pod.uid == uid for grant in grants if uid is not None):
+        context.note_holder(holder, owner, FindingCode.HELD_BY_OWN_POD)
         message = f"{who} holds the device while another container of its pod starts on it."
         return context.blocking_finding(Step.HOLDERS, FindingCode.HELD_BY_OWN_POD, message)
+    context.note_holder(holder, owner, FindingCode.UNKNOWN_HOLDER)
     return context.blocking_finding(
         Step.HOLDERS, FindingCode.UNKNOWN_HOLDER, f"{who} holds the device without a grant."
     )
@@ -356,5 +408,13 @@ async def _kill_uninspected(context: ScrubContext, uid: str, each: UninspectedPr
     )
 
 
-def _process_name(holder: Holder, uid: str | None) -> str:
-    return f"PID {holder.pid} ({holder.command or 'unknown'})" + (f" of pod {uid}" if uid is not None else "")
+def _infrastructure_name(holder: Holder) -> str:
+    owner = f" of {holder.owner}" if holder.owner else ""
+    return f"PID {holder.pid} ({holder.command or 'unknown'}){owner}, infrastructure of the node,"
+
+
+def _not_covered(holder: Holder) -> str:
+    """Return what a certificate does not cover because of infrastructure that the policy allows."""
+    who = f"{holder.owner or 'infrastructure of the node'} (PID {holder.pid})"
+    memory = f"memory: {holder.memory_bytes} bytes in use by {who}" if holder.memory_bytes else ""
+    return memory or f"holders: {who} has the device open, as the policy allows"

@@ -49,10 +49,11 @@ class ServiceMetrics:
         self._policy = SnapshotMetric(declared.POLICY_INFO)
         self._key = SnapshotMetric(declared.SIGNING_KEY_INFO)
         self._build = SnapshotMetric(declared.BUILD_INFO)
+        self._yielded = SnapshotMetric(declared.NODE_YIELDED)
         self.members = (
             *(self._handovers_waiting, self._eraser_slots, self._erasers_waiting, self._children, self._abandoned),
             *(self._ledger_ok, self._ledger_bytes, self._head, self._hash, self._intact, self._verified),
-            *(self._kubelet, self._restarts, self._policy, self._key, self._build),
+            *(self._kubelet, self._restarts, self._policy, self._key, self._build, self._yielded),
         )
         self.update(ServiceStatus())
 
@@ -84,6 +85,7 @@ class ServiceMetrics:
         self._hash.series = {} if head is None else _parts(head.hash)
         self._kubelet.set(int(status.kubelet_trusted))
         self._restarts.set(status.kubelet_restarts)
+        self._yielded.set(int(status.yielded))
         self._policy.series = (
             {} if status.policy is None else {(status.policy[0], status.policy[1][:_POLICY_DIGITS]): 1}
         )

@@ -44,6 +44,7 @@ class ServiceStatus:
         kubelet_trusted: whether the kubelet's lists are trusted.
         kubelet_restarts: restarts that the service observed.
         policy: name and digest of the active policy; None before there is one.
+        yielded: whether the node is yielded, so that the driver is closed.
     """
 
     devices: Sequence[DeviceStatus] = ()
@@ -59,3 +60,4 @@ class ServiceStatus:
     kubelet_trusted: bool = False
     kubelet_restarts: int = 0
     policy: tuple[str, str] | None = None
+    yielded: bool = False

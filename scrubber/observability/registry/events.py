@@ -192,8 +192,8 @@ _HANDOVERS: Final = (
         WARNING,
         ("device", "verdict", "message"),
         "The device is reported to the kubelet as unhealthy, and `message` has the reason. `verdict` is `withheld` (out of "
-        "service, gone from the node, or no service is available) or `unknown` (no service that is ready has reported the "
-        "device's state yet).",
+        "service, gone from the node, or no service is available), `held` (a process without a grant has held it for a "
+        "minute) or `unknown` (no service that is ready has reported the device's state yet).",
     ),
     _audited(
         "grant.identified",
@@ -271,6 +271,13 @@ _USERS: Final = (
         ("device", "use", "pid", "command", "pod_uid", "state", "resource", "message"),
         "A process uses a device without a grant, or another plugin assigned the device to a pod. Runbook "
         "`ScrubberUnauthorizedUse`. [Tenancy](tenancy.md) describes the possible users, and the actions of the policy.",
+    ),
+    _audited(
+        "validation.use.detected",
+        WARNING,
+        ("device", EventField("use", "`validation`"), "pid", "command", "pod_uid", "state", "message"),
+        "A process of the node's infrastructure has a context on a device, such as a validator of the GPU Operator. The "
+        "device is scrubbed before its next grant; the process is never killed, and the device never quarantined for it.",
     ),
     _audited(
         "unauthorized.process.killed",
@@ -400,6 +407,24 @@ _SERVICE: Final = (
         "From now on hand-overs are answered.",
     ),
     _service("service.stopping", INFO, (), "The service was asked to stop."),
+    _audited(
+        "node.yield-requested",
+        WARNING,
+        ("requester", "reason"),
+        "`actor` requested that the node be yielded: from now on every device is withheld, and the driver is closed.",
+    ),
+    _audited(
+        "node.yielded",
+        WARNING,
+        ("message", "remaining_pids"),
+        "No process of the service uses the driver, except `remaining_pids`: processes that could not be killed.",
+    ),
+    _audited(
+        "node.yield-ended",
+        INFO,
+        ("requester", "reason"),
+        "The request was withdrawn; without another one the driver is opened again, and every device is dirty.",
+    ),
     _service("service.stopped", INFO, (), "The service has ended in an orderly way."),
     _service(
         "service.failed",
@@ -477,6 +502,13 @@ _SERVICE: Final = (
         "The service is not certain which pod has which device. Runbook `ScrubberKubeletUntrusted`.",
     ),
     _service("kubelet.trusted", INFO, (), "It is certain again."),
+    _service(
+        "reset.not-announced",
+        WARNING,
+        ("device", "message"),
+        "The device was reset, but the journal did not take the line for NVSentinel (`--nvsentinel-reset-journal`), which "
+        "may report the device's earlier XIDs until it restarts.",
+    ),
     _both("metrics.serving", INFO, ("address", "encrypted"), "The address that Prometheus may scrape."),
     _both(
         "metrics.unavailable",
@@ -485,6 +517,7 @@ _SERVICE: Final = (
         "The default address of the metrics is in use, so there are no metrics. Set `--metrics-address`; then an address in "
         "use is an error.",
     ),
+    _both("probes.serving", INFO, ("address",), "The address of the probes `/livez` and `/readyz`."),
     _both("metrics.scrape-failed", WARNING, ("message",), "A scrape failed."),
     _both("traces.exporting", INFO, ("endpoint", "encrypted", "sampler"), "Traces are sent ([tracing](tracing.md))."),
     _both(
@@ -531,13 +564,42 @@ _PLUGIN: Final = (
         "plugin.disable-healthchecks-ignored",
         WARNING,
         ("message",),
-        "`DP_DISABLE_HEALTHCHECKS` has no effect on the plugin: set it for the service or, preferably, in the policy.",
+        "`DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS` have no effect on the plugin: set the first for the service "
+        "or, preferably, configure XIDs in the policy.",
     ),
     _plugin(
         "plugin.devices-by-index",
         WARNING,
         ("message",),
         "Containers get device indices, which may refer to other GPUs later. Choose UUIDs.",
+    ),
+    _plugin(
+        "settings.reloaded",
+        INFO,
+        ("root",),
+        "The plugin serves with new settings: its configuration file changed, or the driver is in another place (`root`).",
+    ),
+    _plugin(
+        "settings.ignored",
+        WARNING,
+        ("message",),
+        "A setting for NVIDIA's plugin has no effect here: a flag's value or a key of the configuration file.",
+    ),
+    _plugin("settings.unchanged", INFO, (), "SIGHUP arrived, and the settings are the same as before."),
+    _plugin(
+        "settings.rejected",
+        ERROR,
+        ("message",),
+        "The changed settings cannot work; the earlier ones stay in force. Correct what `message` names.",
+    ),
+    _plugin(
+        "driver.location-unknown",
+        WARNING,
+        ("message", "waited_seconds"),
+        "The plugin waits until it is known where NVIDIA's driver is, and logs this every half minute.",
+    ),
+    _plugin(
+        "driver.location-known", INFO, ("root", "waited_seconds"), "NVIDIA's driver is installed in `root` on the host."
     ),
     _plugin(
         "kubelet.unavailable",
@@ -604,13 +666,31 @@ _PLUGIN: Final = (
     _plugin("node.advertised", INFO, (), "The node matches the plugin's configuration again."),
     _plugin("node.partially-advertised", WARNING, ("message",), "Some devices are not advertised."),
     _plugin(
-        "cdi.written", INFO, ("path", "devices", "driver"), "The CDI specification for container runtimes was written."
+        "cdi.written",
+        INFO,
+        ("path", "devices", "driver", "source"),
+        "The CDI specification for container runtimes was written. `source`: `toolkit` if NVIDIA's own specification "
+        "determines the driver's files, otherwise `plugin`.",
     ),
     _plugin(
         "cdi.failed",
         ERROR,
         ("message",),
         "The CDI specification cannot be written; the devices that it does not have yet are not handed out.",
+    ),
+    _plugin(
+        "cdi.toolkit-spec-unused",
+        INFO,
+        ("path", "message"),
+        "NVIDIA's own CDI specification is not used, for example because it is for another driver version; the plugin "
+        "finds the driver's files itself.",
+    ),
+    _plugin(
+        "injection.unchecked",
+        WARNING,
+        ("message",),
+        "It is unknown whether the container runtime gives containers their GPUs, or `--runtime-check=warn` is set and it "
+        "does not. `message` says what to configure or to make visible for the plugin.",
     ),
     _plugin("cdi.hook-missing", WARNING, ("message", "remedy"), "Install NVIDIA's container toolkit."),
 )
@@ -690,6 +770,26 @@ _UPSTREAM: Final = (
 
 _CLUSTER: Final = (
     _plugin(
+        "node.yield-label-changed",
+        INFO,
+        ("message",),
+        "A label of `--yield-labels` changed: `message` is why the node is to be yielded now, `null` if it is not.",
+    ),
+    _plugin(
+        "node.yield-request-failed",
+        WARNING,
+        ("message", "waited_seconds"),
+        "The service did not accept that; the plugin repeats it.",
+    ),
+    _plugin("node.yield-request-sent", INFO, ("message", "waited_seconds"), "The service has accepted it after all."),
+    _plugin(
+        "cluster.label-watch-failed",
+        WARNING,
+        ("message", "waited_seconds"),
+        "The labels of the node cannot be followed; the last ones remain valid until the watch succeeds again.",
+    ),
+    _plugin("cluster.labels-watched", INFO, ("message", "waited_seconds"), "The labels are followed again."),
+    _plugin(
         "cluster.updated",
         INFO,
         ("node", "credentials"),
@@ -720,6 +820,26 @@ _CLUSTER: Final = (
         INFO,
         ("message",),
         "The condition could not be updated when the plugin stopped.",
+    ),
+    _plugin(
+        "nvsentinel.reporting",
+        INFO,
+        ("node", "socket", "strategy"),
+        "The plugin sends health events to NVSentinel from now on ([cluster](cluster.md#nvsentinel)).",
+    ),
+    _plugin(
+        "nvsentinel.send-failed",
+        WARNING,
+        ("socket", "message", "waited_seconds"),
+        "NVSentinel did not accept the health events, which is tried again. Check that its platform connector runs on the "
+        "node and that the plugin has its socket mounted.",
+    ),
+    _plugin("nvsentinel.send-succeeded", INFO, ("socket", "waited_seconds"), "It accepts them again."),
+    _plugin(
+        "nvsentinel.failed",
+        ERROR,
+        ("traceback",),
+        "A defect in this program interrupted the health events, which start again. Please report it.",
     ),
     _plugin("cluster.event-refused", WARNING, ("about", "kind", "message"), "The API server refused one event."),
     _plugin("pod.evicted", WARNING, ("tenant", "pod", "message"), "The pod was evicted, as the policy requires."),

@@ -96,7 +96,16 @@ CLUSTER_WRITES: Final = MetricDeclaration(
     "scrubber_plugin_cluster_writes_total",
     _COUNTER,
     "Writes to the API server, by kind of object and outcome.",
-    (MetricLabel("kind", ("event", "condition", "label", "eviction")), MetricLabel("outcome", ("ok", "failed"))),
+    (
+        MetricLabel("kind", ("event", "condition", "label", "taint", "eviction")),
+        MetricLabel("outcome", ("ok", "failed")),
+    ),
+)
+HEALTH_EVENTS: Final = MetricDeclaration(
+    "scrubber_plugin_health_events_total",
+    _COUNTER,
+    "Events for NVSentinel: sent, dropped because a newer state of the device replaced them, or failed attempts to send.",
+    (MetricLabel("outcome", ("sent", "failed", "dropped")),),
 )
 
 PLUGIN_METRICS: Final = declared_in(globals())

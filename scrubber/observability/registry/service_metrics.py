@@ -39,6 +39,11 @@ BUILD_INFO: Final = MetricDeclaration(
     "1, labelled with the versions of the service, its backend, the driver and Python.",
     (MetricLabel("version"), MetricLabel("backend"), MetricLabel("driver"), MetricLabel("python")),
 )
+NODE_YIELDED: Final = MetricDeclaration(
+    "scrubber_node_yielded",
+    _GAUGE,
+    "1 while the node is yielded: the driver is closed, and every device is withheld.",
+)
 POLICY_INFO: Final = MetricDeclaration(
     "scrubber_policy_info",
     _GAUGE,
@@ -70,7 +75,9 @@ CHILD_PROCESSES_ABANDONED: Final = MetricDeclaration(
     "scrubber_child_processes_abandoned_total", _COUNTER, "Child processes that did not end in time after SIGKILL."
 )
 KUBELET_TRUSTED: Final = MetricDeclaration(
-    "scrubber_kubelet_trusted", _GAUGE, "1 while the kubelet's lists of pods are trusted."
+    "scrubber_kubelet_trusted",
+    _GAUGE,
+    "1 while the kubelet's lists of pods are trusted; 0 also while the node is yielded, which does not read them.",
 )
 KUBELET_RESTARTS: Final = MetricDeclaration(
     "scrubber_kubelet_restarts_total", _COUNTER, "Restarts of the kubelet that the service detected."

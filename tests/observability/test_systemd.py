@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.systemd import SystemdNotifier
+from scrubber.observability.systemd import DEFAULT_WATCHDOG_INTERVAL, SystemdNotifier, watchdog_interval
 
 
 @contextmanager
@@ -64,3 +64,20 @@ def test_unread_notify_socket_does_not_block(short_tmp: Path) -> None:
         assert 0 < len(received(listening)) < sent
         notifier.notify("READY=1")
         assert received(listening) == [b"READY=1"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, DEFAULT_WATCHDOG_INTERVAL),
+        ({"WATCHDOG_USEC": "30000000"}, DEFAULT_WATCHDOG_INTERVAL),
+        ({"WATCHDOG_USEC": "2000000"}, 0.5),
+        ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())}, 0.5),
+        ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}, DEFAULT_WATCHDOG_INTERVAL),
+        ({"WATCHDOG_USEC": "0"}, DEFAULT_WATCHDOG_INTERVAL),
+        ({"WATCHDOG_USEC": "-1"}, DEFAULT_WATCHDOG_INTERVAL),
+        ({"WATCHDOG_USEC": "2s"}, DEFAULT_WATCHDOG_INTERVAL),
+    ],
+)
+def test_watchdog_is_notified_four_times_per_timeout(environment: dict[str, str], seconds: float) -> None:
+    assert watchdog_interval(environment) == seconds

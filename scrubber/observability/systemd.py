@@ -1,11 +1,16 @@
-"""State notifications to the service manager, in systemd's notify protocol (sd_notify(3))."""
+"""State notifications of both daemons to the service manager, in systemd's notify protocol (sd_notify(3))."""
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 
-__all__ = ["SystemdNotifier"]
+__all__ = ["DEFAULT_WATCHDOG_INTERVAL", "SystemdNotifier", "watchdog_interval"]
+
+DEFAULT_WATCHDOG_INTERVAL = 5.0
+"""Seconds between two watchdog signals where the service manager names no timeout."""
 
 
 class SystemdNotifier:
@@ -33,3 +38,14 @@ class SystemdNotifier:
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
+
+
+def watchdog_interval(environment: Mapping[str, str]) -> float:
+    """Return the seconds between two watchdog signals: a quarter of ``WATCHDOG_USEC``, at most the default.
+
+    A variable that is meant for another process (``WATCHDOG_PID``), or is no positive number, is ignored.
+    """
+    written, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+    if not (written.isascii() and written.isdigit() and int(written)) or process not in ("", str(os.getpid())):
+        return DEFAULT_WATCHDOG_INTERVAL
+    return min(DEFAULT_WATCHDOG_INTERVAL, int(written) / 4e6)

@@ -1,4 +1,4 @@
-"""A pod's service account is taken from the kubelet's own token; a token that the pod's author provided is ignored."""
+"""A pod's identity is what the kubelet recorded; nothing that a pod's author provides gives it another one."""
 
 import base64
 import json
@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.kubelet.service_accounts import ServiceAccount, ServiceAccounts, parse_account
+from scrubber.adapters.kubelet.pod_identity import PodIdentities, parse_account
+from scrubber.domain.assignment import Assignment, KubeletReading, Pod, Trust
+from scrubber.domain.infrastructure import PodIdentity
 
 UID = "11111111-2222-3333-4444-555555555555"
 POD = ("gpu-operator", "nvidia-dcgm-x7x9q")
-DCGM = ServiceAccount("gpu-operator", "nvidia-dcgm")
+DCGM = PodIdentity(*POD, UID, "nvidia-dcgm")
+WITHOUT_TOKEN = PodIdentity(*POD, UID)
 
 
 def payload(**changes: object) -> dict[str, object]:
@@ -19,7 +22,7 @@ def payload(**changes: object) -> dict[str, object]:
         "namespace": POD[0],
         "node": {"name": "node-1", "uid": "n"},
         "pod": {"name": POD[1], "uid": UID},
-        "serviceaccount": {"name": DCGM.name, "uid": "s"},
+        "serviceaccount": {"name": DCGM.service_account, "uid": "s"},
         "warnafter": 1,
     }
     return {"aud": ["https://kubernetes.default.svc"], "exp": 2, "kubernetes.io": {**claims, **changes}}
@@ -39,7 +42,9 @@ class Kubelet:
         self.directory = root / "kubelet"
         self.logs = root / "logs"
         self.logs.mkdir()
-        self.accounts = ServiceAccounts(self.directory, self.logs)
+        self.reading = KubeletReading(Trust.UNREADABLE)
+        self.now = 0.0
+        self.pods = PodIdentities(self.directory, self.logs, reading=lambda: self.reading, monotonic=lambda: self.now)
 
     def log(self, namespace: str, name: str, uid: str = UID) -> None:
         (self.logs / f"{namespace}_{name}_{uid}").mkdir()
@@ -66,29 +71,28 @@ def kubelet(tmp_path: Path) -> Kubelet:
 def test_pod_runs_under_the_service_account_of_its_token(kubelet: Kubelet) -> None:
     kubelet.volume("kube-api-access-abcde", token(payload()))
     kubelet.volume("certificates", None)
-    assert kubelet.accounts.find(UID) == DCGM
-    assert "/".join(DCGM) == "gpu-operator/nvidia-dcgm"
+    assert kubelet.pods.find(UID) == DCGM
 
 
 def test_several_tokens_of_one_account_yield_that_account(kubelet: Kubelet) -> None:
     kubelet.volume("kube-api-access-abcde", token(payload()))
     kubelet.volume("vault", token(payload(warnafter=2)))
-    assert kubelet.accounts.find(UID) == DCGM
+    assert kubelet.pods.find(UID) == DCGM
 
 
-def test_pod_without_a_token_has_no_account(kubelet: Kubelet) -> None:
-    assert kubelet.accounts.find(UID) is None
+def test_pod_without_a_token_is_identified_by_its_namespace_without_an_account(kubelet: Kubelet) -> None:
+    assert kubelet.pods.find(UID) == WITHOUT_TOKEN
     kubelet.volume("certificates", None)
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) == WITHOUT_TOKEN
 
 
-def test_token_not_confirmed_by_the_kubelets_logs_yields_no_account(tmp_path: Path) -> None:
+def test_token_not_confirmed_by_the_kubelets_logs_yields_no_identity(tmp_path: Path) -> None:
     """A pod's author may put a file called ``token`` into a volume, but cannot create a log directory."""
     kubelet = Kubelet(tmp_path)
     kubelet.volume("kube-api-access-abcde", token(payload()))
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) is None
     kubelet.log("tenant-a", POD[1])
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) is None
 
 
 @pytest.mark.parametrize(
@@ -99,10 +103,10 @@ def test_token_not_confirmed_by_the_kubelets_logs_yields_no_account(tmp_path: Pa
         {"not": "a token"},
     ],
 )
-def test_tokens_that_disagree_yield_no_account(kubelet: Kubelet, other: object) -> None:
+def test_tokens_that_disagree_yield_no_identity(kubelet: Kubelet, other: object) -> None:
     kubelet.volume("kube-api-access-abcde", token(payload()))
     kubelet.volume("of-the-author", token(other))
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) is None
 
 
 @pytest.mark.parametrize(
@@ -129,10 +133,10 @@ def test_tokens_that_disagree_yield_no_account(kubelet: Kubelet, other: object) 
         token(payload()) + b".more",
     ],
 )
-def test_invalid_or_foreign_token_yields_no_account(kubelet: Kubelet, content: bytes) -> None:
+def test_invalid_or_foreign_token_yields_no_identity(kubelet: Kubelet, content: bytes) -> None:
     assert parse_account(content, UID, POD) is None
     kubelet.volume("kube-api-access-abcde", content)
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) is None
 
 
 def test_symlink_out_of_the_volume_is_not_followed(kubelet: Kubelet, tmp_path: Path) -> None:
@@ -140,42 +144,70 @@ def test_symlink_out_of_the_volume_is_not_followed(kubelet: Kubelet, tmp_path: P
     stolen.write_bytes(token(payload()))
     volume = kubelet.volume("kube-api-access-abcde", None)
     (volume / "token").symlink_to(stolen)
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) is None
     (volume / "token").unlink()
     (volume / "token").symlink_to("../../../../../../stolen")
-    assert kubelet.accounts.find(UID) is None
-
-
-def test_volume_that_is_a_symlink_is_not_followed(kubelet: Kubelet, tmp_path: Path) -> None:
-    elsewhere = kubelet.volume("kube-api-access-abcde", token(payload()), uid="other-pod")
-    volumes = kubelet.directory / "pods" / UID / "volumes" / "kubernetes.io~projected"
-    volumes.mkdir(parents=True)
-    (volumes / "kube-api-access-abcde").symlink_to(elsewhere)
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) is None
 
 
 def test_fifo_or_directory_in_place_of_a_token_does_not_block(kubelet: Kubelet) -> None:
     volume = kubelet.volume("kube-api-access-abcde", None)
     os.mkfifo(volume / "token")
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) is None
     (volume / "token").unlink()
     (volume / "token").mkdir()
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) is None
     (volume / "token").rmdir()
     (volume / "token").symlink_to("token")
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) is None
 
 
 def test_oversized_token_is_not_read(kubelet: Kubelet) -> None:
     kubelet.volume("kube-api-access-abcde", token(payload(padding="x" * (64 * 1024))))
-    assert kubelet.accounts.find(UID) is None
+    assert kubelet.pods.find(UID) is None
 
 
 @pytest.mark.parametrize("uid", ["", ".", "..", f"../pods/{UID}", "another"])
-def test_invalid_pod_uid_yields_no_account(kubelet: Kubelet, uid: str) -> None:
+def test_invalid_pod_uid_yields_no_identity(kubelet: Kubelet, uid: str) -> None:
     kubelet.volume("kube-api-access-abcde", token(payload()))
-    assert kubelet.accounts.find(uid) is None
+    assert kubelet.pods.find(uid) is None
 
 
-def test_no_pod_has_an_account_without_a_kubelet(tmp_path: Path) -> None:
-    assert ServiceAccounts(tmp_path / "none", tmp_path / "neither").find(UID) is None
+def test_no_pod_has_an_identity_without_a_kubelet(tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path)
+    kubelet.logs.rmdir()
+    assert kubelet.pods.find(UID) is None
+    assert kubelet.pods.name_of(UID) is None
+
+
+def test_volume_that_is_a_symlink_yields_no_account_of_another_pod(kubelet: Kubelet) -> None:
+    elsewhere = kubelet.volume("kube-api-access-abcde", token(payload()), uid="other-pod")
+    volumes = kubelet.directory / "pods" / UID / "volumes" / "kubernetes.io~projected"
+    volumes.mkdir(parents=True)
+    (volumes / "kube-api-access-abcde").symlink_to(elsewhere)
+    assert kubelet.pods.find(UID) is None
+
+
+def test_uid_with_log_directories_of_two_pods_has_no_identity(kubelet: Kubelet) -> None:
+    """A privileged pod that adds a directory for its own UID is not in the other namespace."""
+    kubelet.log("tenant-a", "train-0")
+    assert kubelet.pods.find(UID) is None
+
+
+def test_pod_name_with_log_directories_of_two_uids_gives_neither_an_identity(kubelet: Kubelet) -> None:
+    """A privileged pod renamed its own directory to that of an existing agent."""
+    kubelet.log(*POD, uid="99999999-2222-3333-4444-555555555555")
+    assert kubelet.pods.find(UID) is None
+    assert kubelet.pods.find("99999999-2222-3333-4444-555555555555") is None
+
+
+def test_pod_that_a_later_trusted_list_of_the_kubelet_lacks_has_no_identity(kubelet: Kubelet) -> None:
+    kubelet.reading = KubeletReading(Trust.TRUSTED, started_at=-1.0)
+    assert kubelet.pods.find(UID) == WITHOUT_TOKEN  # the list is older than the pod may be
+    kubelet.reading = KubeletReading(Trust.TRUSTED, started_at=1.0)
+    assert kubelet.pods.find(UID) is None
+    kubelet.reading = KubeletReading(Trust.EMPTY_AFTER_RESTART, started_at=2.0)
+    assert kubelet.pods.find(UID) == WITHOUT_TOKEN
+    listed = (Assignment(Pod(*POD, UID), "", frozenset()),)
+    kubelet.reading = KubeletReading(Trust.TRUSTED, listed, started_at=3.0)
+    assert kubelet.pods.find(UID) == WITHOUT_TOKEN

@@ -1,0 +1,85 @@
+"""An operator that pauses components by a node label, replaces the driver or partitions a GPU, and lets them return."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.cluster.api_server import ApiServerStandIn, kubeconfig
+from tests.integration.acting import SOON, history
+from tests.integration.nvidia_stage import RESOURCE, NvidiaStage, found_by
+
+LABEL = "nvidia.com/gpu.deploy.client"
+NODE = "node-1"
+
+
+@asynccontextmanager
+async def operated(mebibytes: int = 16) -> AsyncIterator[tuple[NvidiaStage, ApiServerStandIn]]:
+    """A stage whose plugin follows :data:`LABEL` of its node, and the API server that has the node."""
+    words = ("--yield-labels", LABEL, "--node-name", NODE, "--mig-strategy", "mixed")
+    async with ApiServerStandIn() as cluster, NvidiaStage(plugin=words, mebibytes=mebibytes) as stage:
+        cluster.add_node(NODE)
+        cluster.allowed = {"watch nodes"}
+        label(cluster, "true")
+        stage.plugin.environment = {"KUBECONFIG": str(kubeconfig(stage.directory, cluster.url).path)}
+        await stage.start_daemons()
+        await stage.wait_until_clean(SOON)
+        yield stage, cluster
+
+
+def label(cluster: ApiServerStandIn, value: str) -> None:
+    """Set :data:`LABEL` of the node."""
+    cluster.nodes[NODE]["metadata"]["labels"][LABEL] = value
+    cluster.bell.ring()
+
+
+async def paused(stage: NvidiaStage, cluster: ApiServerStandIn, value: str) -> None:
+    """Pause the components, as the operator does, and wait until the driver is free."""
+    label(cluster, value)
+    await stage.logged("node.yielded")
+    assert stage.child_processes(stage.service) == {}, "each of them can have a GPU open"
+    await stage.offers(0)
+
+
+async def test_driver_replaced_while_components_are_paused_is_used_after_the_restart_that_it_causes() -> None:
+    async with operated() as (stage, cluster):
+        pod = await stage.kubelet.run(stage.looking("global", "a", "team-a"))
+        assert await found_by(pod) == 0
+        await paused(stage, cluster, "paused-for-driver-upgrade")
+        stage.machine.remove_driver()
+        stage.machine.set("driver_version", "999.1")
+        stage.machine.bring_driver_back()
+        label(cluster, "true")
+        async with asyncio.timeout(SOON):
+            assert await stage.service.wait_for_exit() != 0, "the libraries of the old driver are of no use"
+        assert "The driver changed from" in stage.service.log.read_text()
+        await stage.service.start()
+        await stage.offers(2)
+        devices = await stage.wait_until_clean(SOON)
+        assert {each.health for each in devices} == {"healthy"}
+        assert {each.certificate.driver_version for each in devices} == {"999.1"}
+        assert await history(stage, "health.quarantined") == []
+
+
+async def test_gpu_partitioned_while_components_are_paused_returns_as_its_instances() -> None:
+    async with operated(mebibytes=98) as (stage, cluster):
+        await paused(stage, cluster, "paused-for-mig-change")
+        stage.machine.gpus[0].split("1g.18gb", "1g.18gb")
+        label(cluster, "true")
+        await stage.offers(2, "nvidia.com/mig-1g.18gb")
+        await stage.offers(1)
+        devices = await stage.wait_for_devices(
+            lambda found: len(found) == 3 and {each.state for each in found} == {"clean"}, SOON
+        )
+        assert {each.health for each in devices} == {"healthy"}
+        assert await history(stage, "health.quarantined") == []
+
+
+async def test_capacity_remains_while_the_node_is_yielded_and_the_label_that_vanishes_ends_it() -> None:
+    async with operated() as (stage, cluster):
+        await paused(stage, cluster, "false")
+        assert stage.kubelet.capacity(RESOURCE) == 2
+        del cluster.nodes[NODE]["metadata"]["labels"][LABEL]
+        cluster.bell.ring()
+        await stage.offers(2)
