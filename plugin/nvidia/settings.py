@@ -328,7 +328,7 @@ class NvidiaSettingsSource:
 
 
 def _driver_options(driver: DriverReady) -> NvidiaOptions:
-    """Return the options that the file stands for. Our pods need not mount the driver where NVIDIA's do."""
+    """Return the options that follow from the file. Our pods need not mount the driver where NVIDIA's do."""
     mounted = driver.driver_root_ctr_path
     return NvidiaOptions(
         driver_root=driver.driver_root,
