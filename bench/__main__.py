@@ -116,8 +116,8 @@ class BenchRun:
         await self._storm()
 
     async def _starts(self) -> None:
-        self.log_progress("start of the service, 16 devices")
-        self.timings.append(await starting.service_startup(devices=16, starts=self.extent.starts))
+        self.log_progress("start and end of the service, 16 devices")
+        self.timings += await starting.service_startup(devices=16, starts=self.extent.starts)
         self.log_progress("start of the plugin, and a rolling update")
         self.timings += await starting.plugin_startup(devices=16, starts=self.extent.starts)
 

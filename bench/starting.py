@@ -1,6 +1,7 @@
 """Start times: the service until it reports ready, the plugin until it is registered, and the command line.
 
-Also the gap without a registered plugin when one instance replaces another.
+Also how long a stopped service keeps the driver open, and the gap without a registered plugin when one instance
+replaces another.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from bench.figures import Quantiles, Timing
 from bench.node import MEMORY
+from scrubber.adapters.children.process import wait_for_exit
 from scrubber.cli.exit_codes import ExitCode
 from scrubber.config.bundled import find_policy
 from scrubber.doctor.checks import CHECKS
@@ -28,9 +30,13 @@ _GRPC = "import grpc.aio"
 _TIMEOUT = 60.0
 
 
-async def service_startup(*, devices: int, starts: int) -> Timing:
-    """Measure from exec to ``READY=1``: every device has been checked, and hand-overs are accepted."""
+async def service_startup(*, devices: int, starts: int) -> list[Timing]:
+    """Measure from exec to ``READY=1``: every device has been checked, and hand-overs are accepted.
+
+    And from SIGTERM until no child process is left, each of which could have the driver open.
+    """
     measured: list[float] = []
+    closed: list[float] = []
     bare: list[float] = []
     async with Playground(devices=devices, memory=MEMORY) as stage:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
@@ -44,10 +50,38 @@ async def service_startup(*, devices: int, starts: int) -> Timing:
                 await stage.service.start()
                 await _ready(supervisor, stage)
                 measured.append(time.perf_counter() - began)
-                await stage.service.stop()
+                await stage.wait_until_clean(_TIMEOUT)
+                closed.append(await _close_driver(stage))
+                await stage.read_client.close()
                 _drain(supervisor)
     title = f"start of the service until it is ready, {devices} devices"
-    return Timing("start.service", title, Quantiles.of(measured), Quantiles.of(bare), _BARE_INTERPRETER)
+    return [
+        Timing("start.service", title, Quantiles.of(measured), Quantiles.of(bare), _BARE_INTERPRETER),
+        Timing(
+            "stop.driver-closed",
+            f"SIGTERM → no child of the service has the driver open, {devices} devices",
+            Quantiles.of(closed),
+            Quantiles.of(bare),
+            _BARE_INTERPRETER,
+        ),
+    ]
+
+
+async def _close_driver(stage: Playground) -> float:
+    """Stop the service; return the seconds from SIGTERM until the last of its children has exited."""
+    pidfds = [os.pidfd_open(pid) for pid in stage.child_processes(stage.service)]
+    if not pidfds:
+        raise RuntimeError("the service has no child process, so nothing has the driver open")
+    stopping = asyncio.create_task(stage.service.stop(_TIMEOUT))
+    try:
+        await asyncio.sleep(0)  # the signal is sent when the task starts
+        began = time.perf_counter()
+        await asyncio.gather(*map(wait_for_exit, pidfds))
+        return time.perf_counter() - began
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)
+        await stopping
 
 
 async def plugin_startup(*, devices: int, starts: int) -> list[Timing]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.figures import Amount, TargetResult, Timing, growth_exponent
+from scrubber.stop_deadline import STOP_SECONDS
 
 __all__ = ["CAUSES", "evaluate_targets"]
 
@@ -121,6 +122,10 @@ def evaluate_targets(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tu
         start = times["start.plugin"]
         message = f"plugin, from exec to registered: p50, in loads of gRPC {start.ratio_p50 or 0:.1f} times"
         add("start.plugin", message, 300.0, 1000 * start.measured.p50, "ms")
+    if "stop.driver-closed" in times:
+        stop = times["stop.driver-closed"]
+        message = f"SIGTERM → driver closed: the longest, in starts of an interpreter {stop.ratio_p50 or 0:.1f} times"
+        add("stop.driver-closed", message, STOP_SECONDS, stop.measured.worst, "s")
     if "rolling-update" in times:
         message = "rolling update of the plugin, without one for the kubelet: the longest"
         add("rolling-update", message, 50.0, 1000 * times["rolling-update"].measured.worst, "ms")

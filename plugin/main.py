@@ -23,11 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from plugin.cluster.agent_pause import AgentPauser, AgentPauseTimes
 from plugin.cluster.condition import ConditionFormat
 from plugin.cluster.credentials import ClusterMode, resolve_credentials
+from plugin.cluster.errors import ApiForbidden
+from plugin.cluster.pause_labels import DEFAULT_LEASE, LeaseName, PauseLabel
 from plugin.cluster.taint import NodeTaint
 from plugin.gate import Gate, GateTimes
-from plugin.instance_lock import WriterLock
+from plugin.instance_lock import InstanceLock, WriterLock
 from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices
 from plugin.kubelet.registration import KubeletPaths, Registrar, RegistrationMode, RegistrationTimes
 from plugin.kubelet.resources import (
@@ -41,7 +44,7 @@ from plugin.kubelet.server import DevicePlugin
 from plugin.logs import Logger, WaitLogger, create_logger
 from plugin.nvidia.container_runtime import InjectionCheck, check_injection
 from plugin.nvidia.settings import NvidiaPluginSettings, health_check_warning, index_warning
-from plugin.observers import ClusterObserver, DeferredObserver, HealthEventObserver, NullObserver
+from plugin.observers import AgentPauseObserver, ClusterObserver, DeferredObserver, HealthEventObserver, NullObserver
 from plugin.resource_mapping import PublishMapping, ResourceMapping
 from plugin.service_client import ServiceWatch, WatchTimes
 from plugin.yield_sender import YieldSender
@@ -58,6 +61,7 @@ from scrubber.ports.runtime import NOOP_TRACER, Tracer
 
 if TYPE_CHECKING:
     from plugin.cluster.deploy_labels import DeployLabels
+    from plugin.cluster.port import PauseApi
     from plugin.cluster.reporter import ClosableClusterApi, ClusterReporter, ClusterReporterTimes
     from plugin.nvsentinel import NvsentinelReporter, NvsentinelTimes
     from plugin.upstream.devices import UpstreamDevices
@@ -74,6 +78,8 @@ _START_EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
 """How much longer the service manager waits for a plugin that waits for its service."""
 _WAIT_LOG_INTERVAL = 30.0
 """Seconds between log lines about a driver that is not there yet."""
+_MAX_NAME_CHARS = 320
+"""The service accepts no longer name of a plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class PluginTimes:
     upstream: UpstreamProxyTimes | None = None
     cluster: ClusterReporterTimes | None = None
     nvsentinel: NvsentinelTimes | None = None
+    pauses: AgentPauseTimes = field(default_factory=AgentPauseTimes)
     metrics: float = 1.0
     """Seconds that the metrics wait for the registration, which takes precedence."""
     driver: float = 2.0
@@ -123,6 +130,9 @@ class PluginSettings:
         probe_address: address of the kubelet's probes; None: no probes.
         traces: whether traces are sent; OpenTelemetry's own variables contain the destination.
         yield_labels: keys of labels of this node that request a yield when their value is not "true".
+        pause_labels: labels of this node that pause agents during a reset, in order; empty: none are paused.
+        pause_lease: allows one node at a time to do that; None: nothing limits it.
+        gpu_reset: whether NVSentinel may reset GPUs of this node for the service.
     """
 
     kubelet_dir: Path = Path("/var/lib/kubelet")
@@ -147,6 +157,9 @@ class PluginSettings:
     probe_address: Address | None = None
     traces: TraceExport = TraceExport.OFF
     yield_labels: tuple[str, ...] = ()
+    pause_labels: tuple[PauseLabel, ...] = ()
+    pause_lease: LeaseName | None = DEFAULT_LEASE
+    gpu_reset: bool = False
     times: PluginTimes = field(default_factory=PluginTimes)
 
 
@@ -188,6 +201,7 @@ async def _run(settings: PluginSettings, log: Logger, losses: LostLineCounter, s
             later = _after_registration(settings, parts.listener, parts.metrics, losses, lists, log, stack)
             others.append(tasks.create_task(later, name="metrics"))
             others.append(tasks.create_task(parts.yield_sender.run(), name="yield request"))
+            others.append(tasks.create_task(parts.pauses.run(), name="agent pauses"))
             if parts.labels:
                 others.append(tasks.create_task(parts.labels.run(), name="deploy labels"))
             reload = _Reload(parts, stop=stop, hangup=hangup)
@@ -238,13 +252,17 @@ class _Parts:
             settings.socket.absolute(), trace_metadata=self.traces.outgoing_metadata if self.traces else tuple
         )
         follows = bool(settings.yield_labels)
-        self.yield_sender = YieldSender(self.client, None if follows else "", log=log, clock=time.monotonic)
+        self.yield_sender = YieldSender(
+            self.client, _plugin_name(settings), None if follows else "", log=log, clock=time.monotonic
+        )
         self.labels = _deploy_labels(settings, self.yield_sender, log)
+        self.pauses = _agent_pauses(settings, self.client, self.metrics, log)
 
     def inform(self, snapshot: Snapshot | None) -> None:
         """Pass on a snapshot of the service; None: no service was ready during the whole grace period."""
         if snapshot is not None:
             self.yield_sender.on_snapshot(snapshot)
+        self.pauses.on_snapshot(snapshot)
         for each in self.reporters:
             each.on_snapshot(snapshot)
 
@@ -694,6 +712,46 @@ def _deploy_labels(settings: PluginSettings, request: YieldSender, log: Logger) 
     )
 
 
+def _agent_pauses(
+    settings: PluginSettings, service: PluginClient, metrics: AgentPauseObserver, log: Logger
+) -> AgentPauser:
+    """Return what pauses agents. Without labels it offers nothing, and restores what an earlier instance changed.
+
+    Raises:
+        InvalidConfiguration: there are labels, and nothing to change them with.
+    """
+    credentials, reason = resolve_credentials(ClusterMode.AUTO.value, settings.node_name, os.environ)
+    if settings.pause_labels and credentials is None:
+        raise InvalidConfiguration(f"--pause-labels needs access to the API server: {reason}.")
+    if settings.gpu_reset and credentials is None:
+        raise InvalidConfiguration(f"--gpu-reset needs access to the API server: {reason}.")
+    deadline = 10.0 if settings.times.cluster is None else settings.times.cluster.deadline
+
+    def connect() -> PauseApi:
+        if credentials is None:
+            raise ApiForbidden(f"The plugin has no access to the API server: {reason}.")
+        from plugin.cluster.client import ApiServerClient
+
+        return ApiServerClient(credentials, settings.node_name, deadline=deadline)
+
+    places = _kubelet_paths(settings, settings.resource_name)
+    return AgentPauser(
+        service,
+        connect,
+        settings.node_name,
+        labels=settings.pause_labels,
+        lease=settings.pause_lease,
+        gpu_reset=settings.gpu_reset,
+        times=settings.times.pauses,
+        lock=InstanceLock(places.writer_lock_directory(_registration_mode(settings.registration)), "agent-pause"),
+        log=log,
+        clock=time.monotonic,
+        wall_clock=time.time,
+        jitter=random.random,
+        observer=metrics,
+    )
+
+
 def _nvsentinel_reporter(
     settings: PluginSettings, metrics: HealthEventObserver, log: Logger
 ) -> NvsentinelReporter | None:
@@ -738,7 +796,9 @@ def _resources(
         InvalidConfiguration: CDI is requested, and no specification can be written.
     """
     host = nvidia.host_root
-    found = InjectionCheck() if host is None else check_injection(nvidia.injection.strategies, host)
+    found = (
+        InjectionCheck() if host is None else check_injection(nvidia.injection.strategies, host, nvidia.cdi_directory)
+    )
     refused = found.error if nvidia.refuse_unsuitable_runtime else ""
     layout = ResourceLayout(nvidia.mig, settings.resource_name, nvidia.sharing, refused)
     unknown = found.unknown or (found.error if not refused else "")
@@ -754,6 +814,7 @@ def _resources(
         log=log,
         disabled_hooks=nvidia.disabled_cdi_hooks,
         sockets=nvidia.ipc_sockets,
+        host=nvidia.host_root or Path("/"),
     )
     publisher.check()
     return AdvertisedResources(
@@ -763,6 +824,13 @@ def _resources(
 
 def _kubelet_paths(settings: PluginSettings, resource: str) -> KubeletPaths:
     return KubeletPaths(settings.kubelet_dir.absolute(), resource)
+
+
+def _plugin_name(settings: PluginSettings) -> str:
+    """Return what distinguishes this plugin from others of its node, also after a restart with other labels."""
+    if settings.resource_name or settings.upstream_dir is None:
+        return settings.resource_name or NVIDIA_RESOURCE
+    return ascii(str(settings.upstream_dir))[1:-1][-_MAX_NAME_CHARS:]
 
 
 def _possible_resources(settings: PluginSettings, nvidia: NvidiaPluginSettings) -> list[str]:

@@ -64,6 +64,7 @@ class PluginMetrics:
         self._calls = create_histogram(declared.RPC_DURATION, registry)
         self._refusals = create_counter(declared.HANDOVER_REFUSALS, registry)
         self._writes = create_counter(declared.CLUSTER_WRITES, registry)
+        self._pauses = create_counter(declared.AGENT_PAUSES, registry)
         self._health_events = create_counter(declared.HEALTH_EVENTS, registry)
         self._resources: set[str] = set()
         self._up = False
@@ -73,6 +74,8 @@ class PluginMetrics:
         for what in sorted(_WRITES):
             for outcome in declared.CLUSTER_WRITES.label_values("outcome"):
                 self._writes.labels(what, outcome)
+        for outcome in declared.AGENT_PAUSES.label_values("outcome"):
+            self._pauses.labels(outcome)
         for outcome in _HEALTH_EVENT_OUTCOMES:
             self._health_events.labels(outcome)
 
@@ -112,6 +115,9 @@ class PluginMetrics:
 
     def on_cluster_write(self, kind: str, ok: bool) -> None:
         self._writes.labels(_one_of(_WRITES, kind), "ok" if ok else "failed").inc()
+
+    def on_agent_pause(self, outcome: str) -> None:
+        self._pauses.labels(outcome).inc()
 
     def on_health_events(self, outcome: str, count: int) -> None:
         self._health_events.labels(_one_of(frozenset(_HEALTH_EVENT_OUTCOMES), outcome)).inc(count)

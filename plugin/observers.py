@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 __all__ = [
+    "AgentPauseObserver",
     "CallObserver",
     "ClusterObserver",
     "DeferredObserver",
@@ -77,7 +78,13 @@ class KubeletObserver(RegistrationObserver, StreamObserver, CallObserver, Protoc
 
 class ClusterObserver(Protocol):
     def on_cluster_write(self, kind: str, ok: bool) -> None:
-        """The API server accepted or rejected a write: ``event``, ``condition``, ``label``, ``taint``, ``eviction``."""
+        """The API server accepted or rejected a write: ``event``, ``condition``, ``label``, ``taint``, ``eviction``, ``lease``."""
+        ...
+
+
+class AgentPauseObserver(ClusterObserver, Protocol):
+    def on_agent_pause(self, outcome: str) -> None:
+        """Agents were ``paused`` or ``restored``, or an attempt to pause them ``failed``."""
         ...
 
 
@@ -87,7 +94,7 @@ class HealthEventObserver(Protocol):
         ...
 
 
-class PluginObserver(ServiceObserver, GateObserver, KubeletObserver, ClusterObserver, HealthEventObserver, Protocol):
+class PluginObserver(ServiceObserver, GateObserver, KubeletObserver, AgentPauseObserver, HealthEventObserver, Protocol):
     """All events of the plugin."""
 
 
@@ -104,6 +111,7 @@ class NullObserver:
     def on_list_sent(self, resource: str) -> None: ...
     def on_call_finished(self, method: str, code: str, seconds: float) -> None: ...
     def on_cluster_write(self, kind: str, ok: bool) -> None: ...
+    def on_agent_pause(self, outcome: str) -> None: ...
     def on_health_events(self, outcome: str, count: int) -> None: ...
 
 
@@ -162,6 +170,9 @@ class DeferredObserver:
 
     def on_cluster_write(self, kind: str, ok: bool) -> None:
         self._forward(lambda observer: observer.on_cluster_write(kind, ok))
+
+    def on_agent_pause(self, outcome: str) -> None:
+        self._forward(lambda observer: observer.on_agent_pause(outcome))
 
     def on_health_events(self, outcome: str, count: int) -> None:
         self._forward(lambda observer: observer.on_health_events(outcome, count))

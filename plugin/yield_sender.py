@@ -1,7 +1,7 @@
 """The plugin's request to the service to yield the node, repeated until the service has it.
 
 The service keeps the request, also across restarts of both. So a plugin that requests nothing withdraws what an earlier
-one may have left. The first request needs no snapshot: there is none while the service waits for its driver.
+one may have left. The first request needs no snapshot: it is sent at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOG_INTERVAL = 30.0
 
 
 class YieldService(Protocol):
-    async def set_yield(self, reason: str, timeout: float) -> pb.NodeYield:
+    async def set_yield(self, plugin: str, reason: str, timeout: float) -> pb.NodeYield:
         """See :meth:`scrubber.api.client.PluginClient.set_yield`."""
         ...
 
@@ -31,11 +31,16 @@ class YieldSender:
     """What this plugin requests.
 
     Args:
+        plugin: how this plugin is named among the plugins of the node, each of which has a request of its own; the same
+            after a restart.
         reason: of the request; empty: none. None: not known yet, so that the service keeps what it has.
     """
 
-    def __init__(self, service: YieldService, reason: str | None, *, log: Logger, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, service: YieldService, plugin: str, reason: str | None, *, log: Logger, clock: Callable[[], float]
+    ) -> None:
         self._service = service
+        self._plugin = plugin
         self._reason = reason
         self._log = log
         self._reminder = WaitLogger(log, every=_LOG_INTERVAL, clock=clock)
@@ -70,7 +75,7 @@ class YieldSender:
                 continue
             self._accepted = None  # a call that fails may have been carried out
             try:
-                await self._service.set_yield(reason, _CALL_TIMEOUT)
+                await self._service.set_yield(self._plugin, reason, _CALL_TIMEOUT)
             except ScrubberError as error:
                 if reason or self._yielded:
                     self._reminder.log_waiting("node.yield-request-failed", message=str(error))

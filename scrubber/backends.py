@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING
 from scrubber.domain.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scrubber.config.settings import ServiceSettings
     from scrubber.domain.health.signal_table import SignalTable
-    from scrubber.ports.device import DeviceBackend, InfrastructureLookup
+    from scrubber.ports.device import AgentControl, DeviceBackend, InfrastructureLookup
 
 __all__ = ["BACKENDS", "Backend", "BackendContext"]
+
+_LOCKS = "locks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +49,10 @@ class Backend:
         signal_table: returns the signal table of its devices.
         check_settings: checks the settings that only this backend has. Raises :class:`InvalidConfiguration`.
         open: starts the adapters and yields their ports; closes them on exit. Raises :class:`InvalidConfiguration`.
+        lock_directory: returns the directory of the locks that its erasers hold; None: it has no erasers.
         unsupported_settings: returns one message for each device setting of a policy that no device of this backend
             has.
+        agents: returns what lets agents of the devices' vendor release the driver; None where that is not set up.
     """
 
     name: str
@@ -55,7 +61,9 @@ class Backend:
     signal_table: Callable[[], SignalTable]
     check_settings: Callable[[ServiceSettings], None]
     open: Callable[[BackendContext], AbstractAsyncContextManager[DeviceBackend]]
+    lock_directory: Callable[[ServiceSettings], Path | None] = lambda _: None
     unsupported_settings: Callable[[Mapping[str, str]], Sequence[str]] = lambda _: ()
+    agents: Callable[[ServiceSettings], AgentControl | None] = lambda _: None
 
 
 def _check_simulated(settings: ServiceSettings) -> None:
@@ -104,6 +112,12 @@ def _open_nvidia(context: BackendContext) -> AbstractAsyncContextManager[DeviceB
     )
 
 
+def _dcgm(settings: ServiceSettings) -> AgentControl | None:
+    from scrubber.adapters.nvidia.dcgm import DcgmControl
+
+    return None if settings.dcgmi is None else DcgmControl(settings.dcgmi, settings.dcgm_address)
+
+
 def _unsupported_by_nvidia(settings: Mapping[str, str]) -> Sequence[str]:
     from scrubber.adapters.nvidia.setting_values import validation_errors
 
@@ -118,6 +132,8 @@ _ROWS = (
         signal_table=_nvidia_signals,  # simulated devices have the faults of an NVIDIA GPU
         check_settings=_check_simulated,
         open=_open_simulated,
+        lock_directory=lambda settings: settings.sim_dir and settings.sim_dir / _LOCKS,
+        agents=_dcgm,
     ),
     Backend(
         name="nvidia",
@@ -125,6 +141,8 @@ _ROWS = (
         signal_table=_nvidia_signals,
         check_settings=_check_nvidia,
         open=_open_nvidia,
+        lock_directory=lambda settings: settings.state_dir / _LOCKS,
+        agents=_dcgm,
         unsupported_settings=_unsupported_by_nvidia,
     ),
 )

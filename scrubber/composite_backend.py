@@ -19,7 +19,7 @@ from scrubber.domain.diagnostics import DiagnosticCheck, DiagnosticLevel
 from scrubber.domain.errors import ScrubberError, Unavailable, Unreadable
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderReport, Signal, Snapshot
-from scrubber.ports.device import DeviceBackend, EraseProgress, EraseReport, EraseRequest
+from scrubber.ports.device import ConfidentialComputing, DeviceBackend, EraseProgress, EraseReport, EraseRequest
 
 __all__ = ["composite_backend"]
 
@@ -56,6 +56,7 @@ async def composite_backend(
             diagnostics=router,
             children=router,
             not_advertised=router.not_advertised,
+            confidential=router,
         )
 
 
@@ -254,6 +255,25 @@ class _CompositePorts:
     async def diagnose(self, device: Device, level: DiagnosticLevel, deadline: float) -> tuple[DiagnosticCheck, ...]:
         member = self._member_of(device)
         return await member.call(member.ports.diagnostics.diagnose(device, level, deadline))
+
+    # --- confidential computing
+
+    @property
+    def enabled(self) -> bool:
+        return any(each.enabled for each in self._confidential())
+
+    async def set_accepting(self, accepting: bool) -> None:
+        for each in self._confidential():
+            if each.enabled:
+                await each.set_accepting(accepting)
+
+    async def attest(self, device: Device, nonce: bytes) -> str | None:
+        member = self._member_of(device)
+        port = member.ports.confidential
+        return None if port is None or not port.enabled else await member.call(port.attest(device, nonce))
+
+    def _confidential(self) -> list[ConfidentialComputing]:
+        return [each.ports.confidential for each in self._members if each.ports.confidential is not None]
 
     # --- children
 

@@ -36,6 +36,7 @@ from scrubber.adapters.kubelet.pid_namespace import require_node_pid_namespace
 from scrubber.adapters.kubelet.pod_identity import PodIdentities
 from scrubber.adapters.ledger.periodic_verification import log_head, verify_periodically
 from scrubber.adapters.ledger.sqlite import SqliteLedger
+from scrubber.adapters.locks import lock_holders
 from scrubber.adapters.signing.node_key import NodeKey
 from scrubber.api.server import GrpcServer
 from scrubber.api.sockets import Sockets
@@ -48,8 +49,10 @@ from scrubber.domain.errors import InvalidConfiguration, LedgerFailure, Scrubber
 from scrubber.domain.policy import Policy
 from scrubber.domain.resource_mapping import MappedDevice
 from scrubber.domain.usage import MAX_UNDETECTED_SECONDS
+from scrubber.engine.agent_pauses import AgentPauses
 from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.external_resets import ExternalResets
 from scrubber.engine.loops.health import follow_signals, watch_health
 from scrubber.engine.loops.inventory import watch_inventory
 from scrubber.engine.loops.pods import watch_pods
@@ -59,7 +62,7 @@ from scrubber.engine.loops.recovery import run_recovery_loops
 from scrubber.engine.loops.usage import watch_use
 from scrubber.engine.node import Node
 from scrubber.engine.views import DeviceView, NodeView, Service, ServiceView
-from scrubber.engine.yielding import YieldControl, YieldedNode
+from scrubber.engine.yielding import DriverlessNode, YieldControl
 from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.log_context import LogContextTracer
 from scrubber.observability.log_sink import LostLineCounter
@@ -77,6 +80,7 @@ from scrubber.ports.node import Containers
 from scrubber.ports.record import Event, LedgerChange, LedgerState
 from scrubber.ports.runtime import NOOP_TRACER, Clock
 from scrubber.process_owners import ProcessOwners
+from scrubber.stop_deadline import CountedResetter, StopDeadline
 
 __all__ = ["run"]
 
@@ -92,6 +96,8 @@ _YIELD_PUBLISH_INTERVAL = 1.0
 """Seconds between two looks at what a yielded node reports: the ledger's health, and who keeps it yielded."""
 _DRIVER_RETURN_SECONDS = 30.0
 """Seconds after a yield within which the driver must answer: one that was replaced never does to the old libraries."""
+_QUIET_START_SECONDS = 5.0
+"""Seconds that the driver gets to answer before requests are answered without it; after a failed attempt, at once."""
 _KUBELET_CHECK_INTERVAL = 5.0
 """Seconds between two checks whether the kubelet's lists are trusted."""
 
@@ -111,14 +117,16 @@ async def run(settings: ServiceSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.set)
-    serving = asyncio.create_task(_serve(settings, policies, reload, log, losses), name="service")
+    deadline = StopDeadline(log)
+    serving = asyncio.create_task(_serve(settings, policies, reload, log, losses, deadline), name="service")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not serving.done():
         log.info("service.stopping")
-        serving.cancel()
-        await asyncio.wait({serving})
+        with deadline.enforced():
+            serving.cancel()
+            await asyncio.wait({serving})
     failure = None if serving.cancelled() else serving.exception()
     while isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
         failure = failure.exceptions[0]  # a task group wraps the one error that ended it
@@ -147,9 +155,12 @@ class _Core:
     containers: CgroupContainers | MarkerContainers
     open_key: Callable[[], Awaitable[NodeKey]]
     yields: YieldControl
+    pauses: AgentPauses
+    external_resets: ExternalResets
     paths: Mapping[str, str]
     startup: _Startup
     serve_metrics: Callable[[], None]
+    stop_deadline: StopDeadline
 
     def service_view(self, identity: NodeIdentity, epoch: str, key: NodeKey) -> ServiceView:
         settings, policies = self.settings, self.policies
@@ -167,6 +178,22 @@ class _Core:
             policy_error=policies.rejection,
             admin_group=settings.admin_group or "",
             read_group=settings.read_group or settings.admin_group or "",
+        )
+
+    async def driverless_node(self, left: _Left, driver_error: Callable[[], str] | None = None) -> DriverlessNode:
+        """Return what is served while the driver is closed, or does not answer, for ``driver_error``."""
+        epoch, key = token_hex(8), await self.open_key()
+        return DriverlessNode(
+            devices=left.devices,
+            yields=self.yields,
+            pauses=self.pauses,
+            service_view=lambda: self.service_view(left.identity, epoch, key),
+            epoch=epoch,
+            ledger=self.ledger,
+            audit_log=self.ledger,
+            certificates=self.ledger,
+            remaining_children=left.remaining_pids,
+            driver_error=driver_error,
         )
 
     def server(self, service: Service) -> GrpcServer:
@@ -203,9 +230,12 @@ class _Left:
     devices: tuple[DeviceView, ...] = ()
     children: tuple[ChildCounts, ...] = ()
     """Of every backend that was closed."""
+    locks: Path | None = None
+    """Directory of the locks that erasers hold, also those of an earlier service that are stuck in the driver."""
 
     def remaining_pids(self) -> frozenset[int]:
-        return frozenset().union(*(each.pids() for each in self.children))
+        orphans = frozenset() if self.locks is None else lock_holders(self.locks)
+        return orphans.union(*(each.pids() for each in self.children))
 
 
 async def _serve(
@@ -214,6 +244,7 @@ async def _serve(
     reload: asyncio.Event,
     log: structlog.typing.FilteringBoundLogger,
     lost_lines: LostLineCounter,
+    stop_deadline: StopDeadline,
 ) -> None:
     """Build what needs no driver, and serve: with the devices, or without the driver while the node is yielded."""
     policy = policies.policy
@@ -254,6 +285,19 @@ async def _serve(
             if listener is not None:
                 _serve_metrics(listener, settings, metrics, log, stack)
 
+        pauses = AgentPauses(
+            state.agent_pause,
+            ledger=ledger,
+            journal=journal,
+            clock=clock,
+            new_id=_new_id,
+            backend=BACKENDS[settings.backend.name].agents(settings),
+        )
+        stack.push_async_callback(pauses.close)
+        yields = YieldControl(state.node, ledger=ledger, journal=journal, clock=clock)
+        external_resets = ExternalResets(
+            pauses=pauses, yields=yields, clock=clock, limit=lambda: policies.policy.limits.agent_pause
+        )
         core = _Core(
             settings=settings,
             policies=policies,
@@ -266,14 +310,20 @@ async def _serve(
             ledger=ledger,
             containers=containers,
             open_key=open_key,
-            yields=YieldControl(state.node, ledger=ledger, journal=journal, clock=clock),
+            yields=yields,
+            pauses=pauses,
+            external_resets=external_resets,
             paths=_service_paths(settings, policies, containers),
             startup=startup,
             serve_metrics=serve_metrics,
+            stop_deadline=stop_deadline,
         )
-        left = _Left(NodeIdentity(settings.node_name, "", ""))
+        locks = BACKENDS[settings.backend.name].lock_directory(settings)
+        left = _Left(NodeIdentity(settings.node_name, "", ""), locks=locks)
         async with asyncio.TaskGroup() as group:
             group.create_task(_keep_alive(core), name="watchdog")
+            group.create_task(pauses.run(), name="agent pauses")
+            group.create_task(external_resets.run(), name="external resets")
             while True:
                 if core.yields.record.is_yielded:
                     await _serve_yielded(core, left)
@@ -283,39 +333,13 @@ async def _serve(
 
 async def _serve_yielded(core: _Core, left: _Left) -> None:
     """Serve without the driver, until the node is no longer yielded."""
-    epoch, yields = token_hex(8), core.yields
-    key = await core.open_key()
-    node = YieldedNode(
-        devices=left.devices,
-        yields=yields,
-        service_view=lambda: core.service_view(left.identity, epoch, key),
-        epoch=epoch,
-        ledger=core.ledger,
-        audit_log=core.ledger,
-        certificates=core.ledger,
-        remaining_children=left.remaining_pids,
-    )
-    metrics = core.journal.metrics
-    metrics.service.set_build_info(version=__version__, backend=core.settings.backend.name, driver=left.identity.driver)
-    devices = _device_statuses(node.view().devices)
-
-    def status() -> ServiceStatus:
-        policy = core.policies.policy
-        return ServiceStatus(
-            devices=devices,
-            ledger_ok=core.ledger.health() == "ok",
-            ledger_bytes=core.ledger.size_bytes,
-            audit_head=core.ledger.head(),
-            policy=(policy.name, policy.digest),
-            yielded=True,
-        )
-
-    metrics.read_status = status
+    yields = core.yields
+    node = await core.driverless_node(left)
     async with AsyncExitStack() as stack:
         server = core.server(node)
+        _show_driverless(core, node, left, yielded=True)
         await server.start()
         stack.push_async_callback(server.stop)
-        core.serve_metrics()
         remaining = ", ".join(map(str, sorted(left.remaining_pids()))) or None
         fields = {"message": yields.message, "remaining_pids": remaining}
         event = Event("node.yielded", core.clock.wall(), fields=fields)
@@ -333,6 +357,29 @@ async def _serve_yielded(core: _Core, left: _Left) -> None:
         await _run_phase(core.ledger_tasks() | {"view": publish()}, until=yields.wait_until(yielded=False))
 
 
+def _show_driverless(core: _Core, node: DriverlessNode, left: _Left, *, yielded: bool) -> None:
+    """Serve metrics of a service without a driver: closed (``yielded``), or not answering yet."""
+    metrics, devices = core.journal.metrics, _device_statuses(node.view().devices)
+
+    def status() -> ServiceStatus:
+        policy = core.policies.policy
+        return ServiceStatus(
+            devices=devices,
+            ledger_ok=core.ledger.health() == "ok",
+            ledger_bytes=core.ledger.size_bytes,
+            audit_head=core.ledger.head(),
+            policy=(policy.name, policy.digest),
+            agent_pause_seconds=_pause_seconds(core.pauses, core.clock),
+            yielded=yielded,
+            waiting_for_driver=not yielded,
+            yield_starts=core.yields.record.starts,
+        )
+
+    metrics.service.set_build_info(version=__version__, backend=core.settings.backend.name, driver=left.identity.driver)
+    metrics.read_status = status
+    core.serve_metrics()
+
+
 async def _run_phase(tasks: Mapping[str, Coroutine[Any, Any, None]], *, until: Awaitable[None]) -> None:
     """Run ``tasks`` until ``until`` is done, or until one of them fails."""
     async with asyncio.TaskGroup() as group:
@@ -343,7 +390,9 @@ async def _run_phase(tasks: Mapping[str, Coroutine[Any, Any, None]], *, until: A
 
 
 async def _serve_devices(core: _Core, state: LedgerState, left: _Left) -> _Left:
-    """Serve the devices until the node is yielded; return what is known of them once the driver is closed.
+    """Serve the devices until the node is yielded, which can be before the driver has answered.
+
+    Return what is known of the devices once the driver is closed.
 
     Raises:
         Unavailable: while the node was yielded, the driver was replaced. The supervisor restarts the service, and
@@ -359,6 +408,7 @@ async def _serve_devices(core: _Core, state: LedgerState, left: _Left) -> _Left:
             pods=PodIdentities(
                 settings.kubelet_dir,
                 settings.pod_logs_dir,
+                may_run=containers.may_run,
                 reading=lambda: node.pods.reading,
                 monotonic=clock.monotonic,
             ),
@@ -367,12 +417,13 @@ async def _serve_devices(core: _Core, state: LedgerState, left: _Left) -> _Left:
         backend = await stack.enter_async_context(_open_backend(settings, policies, owners))
         core.supervisor.notify("STATUS=Waiting for the driver")
         core.startup.step = "waiting for the driver"
-        patient = not settings.fail_on_init_error
+        left = replace(left, children=(*left.children, backend.children))
+        answer = await _driver_answer(core, backend, left)
+        if answer is None:
+            core.supervisor.notify("STATUS=Closing the driver: the node is yielded")
+            return left
+        identity, devices = answer
         earlier = left.identity.driver
-        limit = _DRIVER_RETURN_SECONDS if earlier else None
-        identity, devices = await _wait_for_driver(
-            backend, clock, core.log, core.supervisor, wait=patient or bool(earlier), limit=limit
-        )
         if earlier not in ("", identity.driver):
             raise _changed_driver(earlier, identity.driver)
         identity = replace(identity, node=settings.node_name)
@@ -405,7 +456,7 @@ async def _serve_devices(core: _Core, state: LedgerState, left: _Left) -> _Left:
             holders=backend.holders,
             telemetry=backend.telemetry,
             settings=backend.settings,
-            resetter=_make_resetter(backend, settings, core.log),
+            resetter=CountedResetter(_make_resetter(backend, settings, core.log), core.stop_deadline),
             eraser=backend.eraser,
             diagnostics=backend.diagnostics,
             assignments=assignments,
@@ -418,8 +469,10 @@ async def _serve_devices(core: _Core, state: LedgerState, left: _Left) -> _Left:
             journal=core.journal,
             tracer=LogContextTracer(core.traces or NOOP_TRACER),
             identity=identity,
+            agent_pauses=core.pauses,
             policy=lambda: policies.policy,
-            new_id=lambda kind: f"{kind}-{token_hex(6)}",
+            new_id=_new_id,
+            confidential=backend.confidential,
             spawn=lambda work, name: scrubs.create_task(work, name=name),
         )
         node = Node(
@@ -430,10 +483,11 @@ async def _serve_devices(core: _Core, state: LedgerState, left: _Left) -> _Left:
         )
         metrics.service.set_build_info(version=__version__, backend=settings.backend.name, driver=identity.driver)
         metrics.read_status = _status_reader(
-            node, ledger=ledger, children=backend.children, policy=lambda: policies.policy
+            node, ledger=ledger, children=backend.children, policy=lambda: policies.policy, clock=clock
         )
         server = core.server(node)
         await server.start()
+        stack.push_async_callback(node.work_gate.close)
         stack.push_async_callback(node.devices.drain)
         stack.push_async_callback(server.stop)
         core.serve_metrics()
@@ -459,7 +513,7 @@ async def _serve_devices(core: _Core, state: LedgerState, left: _Left) -> _Left:
         await _run_phase(tasks, until=core.yields.wait_until(yielded=True))
         node.publish_yield()
         core.supervisor.notify("STATUS=Closing the driver: the node is yielded")
-    return _Left(identity, node.devices.views(), (*left.children, backend.children))
+    return replace(left, identity=identity, devices=node.devices.views())
 
 
 def _device_tasks(
@@ -484,14 +538,17 @@ def _device_tasks(
         ),
         "recovery": run_recovery_loops(node, dependencies=dependencies),
         "driver": _watch_driver(backend, dependencies, core.log),
+        "work gate": node.work_gate.follow(),
         "breaker": watch_breaker(node.devices.breaker, dependencies=dependencies),
         "policy": follow_policy(node, provider=core.policies, reload_requested=core.reload, dependencies=dependencies),
         "kubelet": _log_kubelet_trust(node, clock, core.log),
+        "agent pauses": node.follow_pauses(),
+        "external resets": core.external_resets.yield_when_free(node.devices),
     }
 
 
 def _status_reader(
-    node: Node, *, ledger: SqliteLedger, children: ChildCounts, policy: Callable[[], Policy]
+    node: Node, *, ledger: SqliteLedger, children: ChildCounts, policy: Callable[[], Policy], clock: Clock
 ) -> Callable[[], ServiceStatus]:
     """Return a function that reads the current metrics status from the engine and the adapters.
 
@@ -524,13 +581,26 @@ def _status_reader(
             kubelet_trusted=node.pods.reading.trust is Trust.TRUSTED,
             kubelet_restarts=node.kubelet_restarts,
             policy=(force.name, force.digest),
+            yield_starts=node.yields.record.starts,
+            agent_pause_seconds=_pause_seconds(node.pauses, clock),
         )
 
     return facts
 
 
+def _pause_seconds(pauses: AgentPauses, clock: Clock) -> float:
+    pause = pauses.pause
+    return 0.0 if pause is None else max(0.0, clock.wall() - pause.since)
+
+
 def _device_statuses(views: Iterable[DeviceView]) -> tuple[DeviceStatus, ...]:
-    return tuple(DeviceStatus(each.device, each.record, each.advertised, each.policy.enforcement) for each in views)
+    return tuple(
+        DeviceStatus(each.device, each.record, each.advertised, each.policy.enforcement, each.holders) for each in views
+    )
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}-{token_hex(6)}"
 
 
 async def _log_new_key(key: NodeKey, clock: Clock, ledger: SqliteLedger, journal: StructlogJournal) -> None:
@@ -658,6 +728,61 @@ def _make_containers(settings: ServiceSettings) -> CgroupContainers | MarkerCont
     return CgroupContainers(root)
 
 
+async def _driver_answer(
+    core: _Core, backend: DeviceBackend, left: _Left
+) -> tuple[NodeIdentity, tuple[Device, ...]] | None:
+    """Return the driver's description of the node as soon as it answers; None once the node is yielded instead.
+
+    If it does not answer at once, requests are served meanwhile; all that need the driver are refused.
+
+    Raises:
+        InvalidConfiguration: the driver is missing, and the service is not to wait for it.
+        Unavailable: it did not answer soon after a yield.
+    """
+    returning, failed = bool(left.identity.driver), asyncio.Event()
+    error = "It has not answered yet."
+
+    def on_failure(message: str) -> None:
+        nonlocal error
+        error = message
+        failed.set()
+
+    answer = asyncio.ensure_future(
+        _wait_for_driver(
+            backend,
+            core.clock,
+            core.log,
+            core.supervisor,
+            wait=returning or not core.settings.fail_on_init_error,
+            limit=_DRIVER_RETURN_SECONDS if returning else None,
+            on_failure=on_failure,
+        )
+    )
+    unanswered = asyncio.ensure_future(failed.wait())
+    yielded = asyncio.ensure_future(core.yields.wait_until(yielded=True))
+    tasks: set[asyncio.Future[Any]] = {answer, unanswered, yielded}
+    try:
+        await asyncio.wait({answer, unanswered}, timeout=_QUIET_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            node = await core.driverless_node(left, lambda: error)
+            server = core.server(node)
+            _show_driverless(core, node, left, yielded=False)
+            await server.start()
+            try:
+                while not (answer.done() or yielded.done()):
+                    await asyncio.wait(
+                        {answer, yielded}, timeout=_YIELD_PUBLISH_INTERVAL, return_when="FIRST_COMPLETED"
+                    )
+                    node.publish()
+            finally:
+                await server.stop()
+        return None if yielded.done() and not answer.done() else await answer
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _wait_for_driver(
     backend: DeviceBackend,
     clock: Clock,
@@ -665,9 +790,13 @@ async def _wait_for_driver(
     supervisor: SystemdNotifier,
     *,
     wait: bool,
-    limit: float | None = None,
+    limit: float | None,
+    on_failure: Callable[[str], None],
 ) -> tuple[NodeIdentity, tuple[Device, ...]]:
     """Return the driver's description of the node as soon as the driver answers.
+
+    Args:
+        on_failure: called with the reason after each attempt that failed, if another one follows.
 
     Raises:
         InvalidConfiguration: the driver is missing, and ``wait`` is False.
@@ -684,8 +813,10 @@ async def _wait_for_driver(
     def waiting(state: tenacity.RetryCallState) -> None:
         # Extend the supervisor's start timeout while the service cannot become ready.
         supervisor.notify("EXTEND_TIMEOUT_USEC=10000000\nWATCHDOG=1")
-        if state.attempt_number % 30 == 1 and state.outcome is not None:
-            log.warning("driver.unavailable", message=str(state.outcome.exception()))
+        error = "" if state.outcome is None else str(state.outcome.exception())
+        on_failure(error)
+        if state.attempt_number % 30 == 1:
+            log.warning("driver.unavailable", message=error)
 
     ask = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(Unavailable),

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.infrastructure import (
+    InfrastructureClass,
     InfrastructureProcess,
     PodIdentity,
     ProcessOwner,
@@ -62,14 +63,13 @@ class ProcessOwners:
         unit = self._unit_of(pid)
         found = class_of_unit(allowed.all_units, unit)
         if found is not None and unit is not None:
-            return InfrastructureProcess(infrastructure_kind(found, has_context=has_context), unit)
+            return _process(found, unit, has_context=has_context)
         uid = await self._pod_uid_of(pid) if allowed.all_pods else None
         pod = None if uid is None else self._pods.find(uid)
         found = None if pod is None else class_of_pod(allowed.all_pods, pod)
         if pod is None or found is None:
             return None
-        kind = infrastructure_kind(found, has_context=has_context)
-        return InfrastructureProcess(kind, f"{pod.namespace}/{pod.name}")
+        return _process(found, f"{pod.namespace}/{pod.name}", has_context=has_context)
 
     async def owner_of(self, pid: int) -> ProcessOwner:
         """Implement :class:`scrubber.ports.node.Owners`."""
@@ -81,3 +81,8 @@ class ProcessOwners:
             return ProcessOwner(unit=self._unit_of(pid) or "")
         namespace, name = self._pods.name_of(uid) or ("", "")
         return ProcessOwner(namespace, name, uid)
+
+
+def _process(found: InfrastructureClass, owner: str, *, has_context: bool) -> InfrastructureProcess:
+    kind = infrastructure_kind(found, has_context=has_context)
+    return InfrastructureProcess(kind, owner, found is InfrastructureClass.MONITORING)

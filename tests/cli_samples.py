@@ -36,6 +36,7 @@ CERTIFICATE = pb.Certificate(
     base_certificate_id="cert-0c44d1aa9b02",
     key_id="sha256:" + "5e" * 32,
     signature=b"\x01" * 64,
+    attestation=pb.Attestation(digest="a7" * 32, nonce="c3" * 32),
 )
 DEVICE = pb.Device(
     id=CERTIFICATE.device_id,

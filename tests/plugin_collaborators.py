@@ -68,6 +68,9 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
         self.reserved: list[list[str]] = []
         self.yields: list[str] = []
         """The reason of every request to yield the node, empty where it was withdrawn."""
+        self.yield_requesters: set[str] = set()
+        self.pause_reports: list[pb.AgentPauseReport] = []
+        self.on_pause_report: Callable[[pb.AgentPauseReport], Awaitable[None]] = _nothing
         self.requests: list[pb.HandOverRequest] = []
         self.cancelled = 0
         self.on_announce: Callable[[pb.SetResourceMappingRequest], Awaitable[None]] = _nothing
@@ -112,8 +115,45 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
 
     async def SetYield(self, request: pb.SetYieldRequest, context: Any) -> pb.NodeYield:
         self.yields.append(request.reason)
+        self.yield_requesters.add(request.plugin)
         self.bell.ring()
         return pb.NodeYield()
+
+    async def ReportAgentPause(self, request: pb.AgentPauseReport, context: Any) -> pb.AgentPauseReportResponse:
+        """Record it as the service does: a plan durably, and a pause that was restored is over."""
+        await self._do(self.on_pause_report(request), context)
+        self.pause_reports.append(request)
+        shown, pause = pb.Snapshot(), self._shown.agent_pause
+        shown.CopyFrom(self._shown)
+        if request.pause_id and request.pause_id == pause.id:
+            if request.state == "planned":
+                del shown.agent_pause.changes[:]
+                shown.agent_pause.changes.extend(request.changes)
+            if request.state == "failed":
+                shown.agent_pause.ending = True
+            if request.state == "restored":
+                shown.ClearField("agent_pause")
+            self._shown = shown
+        self.bell.ring()
+        return pb.AgentPauseReportResponse()
+
+    def show_pause(self, pause: pb.AgentPause | None) -> None:
+        """Show another pause; None: it stays as it is, and ends."""
+        shown = pb.Snapshot()
+        shown.CopyFrom(self._shown)
+        if pause is None:
+            shown.agent_pause.ending = True
+        else:
+            shown.agent_pause.CopyFrom(pause)
+        self.show(shown)
+
+    @property
+    def pause(self) -> pb.AgentPause | None:
+        return self._shown.agent_pause if self._shown.HasField("agent_pause") else None
+
+    def pause_states(self) -> list[str]:
+        """Return the states of a pause that were reported, without reports of progress."""
+        return [each.state for each in self.pause_reports if each.state]
 
     async def SetResourceMapping(
         self, request: pb.SetResourceMappingRequest, context: Any

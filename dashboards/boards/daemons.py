@@ -21,6 +21,9 @@ _REGISTRATION: Final = (
     State(3, "connected", Colour.CLEAN),
     State(4, "in use", Colour.CLEAN),
     State(5, "yielded", Colour.RECOVERING),
+    State(6, "not paused", Colour.CLEAN),
+    State(7, "paused", Colour.RECOVERING),
+    State(8, "no driver", Colour.QUARANTINED),
 )
 
 
@@ -88,6 +91,7 @@ def service_panels() -> list[model.Panel]:
                 "zygote": Colour.PROBATION,
                 "eraser": Colour.IN_USE,
                 "diagnosis": "super-light-blue",
+                "nvidia-smi": Colour.CONDEMNED,
                 "could not be killed": Colour.QUARANTINED,
             },
             nothing="No service was up in this range",
@@ -122,14 +126,17 @@ def plugin_panels() -> list[model.Panel]:
     )
     up = f"{aggregate('min', 'scrubber_plugin_service_up', by=('instance',))} + 2"
     yielded = f"{aggregate('max', 'scrubber_node_yielded', by=('instance',))} + 4"
+    waiting = f"{aggregate('max', 'scrubber_waiting_for_driver', by=('instance',))} * 8 == 8"
+    paused = f"({aggregate('max', 'scrubber_agent_pause_seconds', by=('instance',))} > bool 0) + 6"
     return [
         state_timeline_panel(
             "Registration",
-            "Were the resources registered with the kubelet, was the plugin connected to the service, and was the node "
-            "yielded?",
+            "Were the resources registered with the kubelet, was the plugin connected to the service, was the node "
+            "yielded, and were agents paused for a reset?",
             Query(registered, "{{instance}} / {{resource}}"),
             Query(up, "{{instance}} / service"),
-            Query(yielded, "{{instance}} / driver"),
+            Query(f"({waiting}) or ({yielded})", "{{instance}} / driver"),
+            Query(paused, "{{instance}} / agents"),
             mappings=[state_mapping(_REGISTRATION)],
             span=16,
             height=7,
@@ -145,13 +152,17 @@ def plugin_panels() -> list[model.Panel]:
         ),
         event_count_panel(
             "Registrations",
-            "How often does the plugin register, how often does a registration end, and why?",
+            "How often does the plugin register, how often does a registration end, and why? How often are agents paused?",
             Query(
                 increase_per_step("scrubber_plugin_registrations_total", by=("mode", "outcome")),
                 "by {{mode}}: {{outcome}}",
             ),
             Query(increase_per_step("scrubber_plugin_registration_ends_total", by=("reason",)), "ended: {{reason}}"),
             Query(increase_per_step("scrubber_plugin_service_outages_total"), "service disconnected"),
+            Query(increase_per_step("scrubber_plugin_agent_pauses_total", 'outcome=~"paused|reset"'), "agents paused"),
+            Query(
+                increase_per_step("scrubber_plugin_agent_pauses_total", 'outcome="failed"'), "pause of agents failed"
+            ),
             colours={
                 "by classic: ok": Colour.CLEAN,
                 "by watcher: ok": Colour.CLEAN,

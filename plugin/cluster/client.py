@@ -22,9 +22,12 @@ from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import Cluster as Server
 from lightkube.config.models import User
 from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.generic_resource import create_global_resource
+from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.models.core_v1 import EventSource, ObjectReference
 from lightkube.models.core_v1 import Node as NodeModel
 from lightkube.models.meta_v1 import DeleteOptions, ObjectMeta, Preconditions
+from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Event, Node, NodeStatus, PodEviction
 from lightkube.types import PatchType
 from msgspec import MsgspecError
@@ -41,7 +44,8 @@ from plugin.cluster.errors import (
     ApiUnavailable,
     ClusterError,
 )
-from plugin.cluster.port import ClusterNode, EventContent
+from plugin.cluster.gpu_reset import GpuReset
+from plugin.cluster.port import ClusterNode, EventContent, LeaseState
 from plugin.cluster.view import ConditionStatus, NodeCondition
 
 __all__ = ["MAX_ANSWER_BYTES", "ApiServerClient"]
@@ -54,6 +58,10 @@ MAX_ANSWER_BYTES = 2 << 20
 
 WATCH_SECONDS = 240
 """How long one watch of the node lasts, in seconds."""
+
+_GpuReset = create_global_resource("janitor.dgxc.nvidia.com", "v1alpha1", "GPUReset", "gpuresets")
+_OWN = {"app.kubernetes.io/managed-by": FIELD_MANAGER}
+"""Labels of the objects that plugins create."""
 
 _T = TypeVar("_T")
 
@@ -151,6 +159,51 @@ class ApiServerClient:
         patch = {"metadata": {"labels": dict(labels)}}
         await self._request(lambda client: client.patch(Node, self._node, patch))
 
+    async def change_labels(self, labels: Mapping[str, str | None], resource_version: str) -> ClusterNode:
+        patch = {"metadata": {"resourceVersion": resource_version, "labels": dict(labels)}}
+        return self._cluster_node(await self._request(lambda client: client.patch(Node, self._node, patch)))
+
+    async def get_lease(self, namespace: str, name: str) -> LeaseState:
+        return _lease_state(await self._request(lambda client: client.get(Lease, name, namespace=namespace)))
+
+    async def create_lease(self, namespace: str, name: str, lease: LeaseState) -> LeaseState:
+        created = Lease(metadata=ObjectMeta(name=name, namespace=namespace), spec=LeaseSpec(**_lease_fields(lease)))
+        return _lease_state(await self._request(lambda client: client.create(created)))
+
+    async def update_lease(self, namespace: str, name: str, lease: LeaseState) -> LeaseState:
+        # A patch, so that labels and other fields of the object stay.
+        fields = {
+            key: _micro_time(each) if isinstance(each, datetime) else each for key, each in _lease_fields(lease).items()
+        }
+        patch = {"metadata": {"resourceVersion": lease.resource_version}, "spec": fields}
+        return _lease_state(await self._request(lambda client: client.patch(Lease, name, patch, namespace=namespace)))
+
+    async def list_gpu_resets(self) -> Sequence[GpuReset]:
+        async def listed(client: AsyncClient) -> list[GpuReset]:
+            return [_gpu_reset(each) async for each in client.list(_GpuReset, labels={**_OWN})]
+
+        return await self._request(listed)
+
+    async def get_gpu_reset(self, name: str) -> GpuReset:
+        async def got(client: AsyncClient) -> GpuReset:
+            return _gpu_reset(await client.get(_GpuReset, name))
+
+        return await self._request(got)
+
+    async def create_gpu_reset(self, name: str, uuids: Sequence[str]) -> GpuReset:
+        wish = _GpuReset(
+            metadata=ObjectMeta(name=name, labels=_OWN),
+            spec={"nodeName": self._node, "selector": {"uuids": list(uuids)}},
+        )
+
+        async def created(client: AsyncClient) -> GpuReset:
+            return _gpu_reset(await client.create(wish))
+
+        return await self._request(created)
+
+    async def delete_gpu_reset(self, name: str) -> None:
+        await self._request(lambda client: client.delete(_GpuReset, name))
+
     async def replace_taints(self, taints: Sequence[Mapping[str, Any]], resource_version: str) -> None:
         # Taints have no merge key: the patch replaces the whole list, so it must not overwrite another client's change.
         patch = {"metadata": {"resourceVersion": resource_version}, "spec": {"taints": [dict(each) for each in taints]}}
@@ -231,6 +284,52 @@ class ApiServerClient:
                     # Certificates and tokens are files that other processes renew: the next request reads them again.
                     await self.close()
                 raise refusal from error
+
+
+def _lease_state(lease: Lease) -> LeaseState:
+    spec = lease.spec or LeaseSpec()
+    version = (lease.metadata.resourceVersion if lease.metadata is not None else None) or ""
+    return LeaseState(
+        spec.holderIdentity or "",
+        spec.leaseDurationSeconds or 0,
+        spec.renewTime,
+        spec.leaseTransitions or 0,
+        version,
+    )
+
+
+def _lease_fields(lease: LeaseState) -> dict[str, Any]:
+    renewed = lease.renewed_at
+    if renewed is not None and not renewed.microsecond:
+        # The API accepts these times only with six decimals, which the library leaves out where they are zero.
+        renewed = renewed.replace(microsecond=1)
+    return {
+        "holderIdentity": lease.holder or None,
+        "leaseDurationSeconds": lease.seconds,
+        "renewTime": renewed,
+        "leaseTransitions": lease.transitions,
+    }
+
+
+def _gpu_reset(found: Mapping[str, Any]) -> GpuReset:
+    """Return the object; raises one of the library's errors if another client wrote something else."""
+    status = found.get("status") or {}
+    conditions = [each for each in status.get("conditions") or [] if each.get("reason") or each.get("message")]
+    complete = next((each for each in conditions if each.get("type") == "Complete"), None)
+    done = complete is not None and complete.get("status") == "True"
+    shown = complete if complete is not None and done else (conditions[-1] if conditions else {})
+    return GpuReset(
+        found["metadata"]["name"],
+        (found.get("spec") or {}).get("nodeName", ""),
+        completed=bool(status.get("completionTime")),
+        complete=done,
+        reason=_line(shown.get("reason")),
+        message=_line(shown.get("message")),
+    )
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text or "").split())[:300]
 
 
 class _Eviction(PodEviction):
@@ -348,3 +447,7 @@ def _config(credentials: Credentials) -> SingleConfig:
 
 def _time(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _micro_time(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -16,7 +16,7 @@ from plugin.cluster.errors import ClusterError
 from plugin.logs import Logger, WaitLogger
 from scrubber.domain.errors import InvalidConfiguration
 
-__all__ = ["DeployLabels", "NodeLabels", "parse_label_keys", "yield_reason"]
+__all__ = ["LABEL_KEY", "DeployLabels", "NodeLabels", "parse_label_keys", "yield_reason"]
 
 _DEPLOYED = "true"
 _LOG_INTERVAL = 600.0
@@ -28,7 +28,7 @@ _MAX_REASON_CHARS = 500
 
 
 _NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_KEY = re.compile(rf"([a-z0-9][-a-z0-9.]{{0,251}}[a-z0-9]/)?{_NAME}")
+LABEL_KEY = re.compile(rf"([a-z0-9][-a-z0-9.]{{0,251}}[a-z0-9]/)?{_NAME}")
 
 
 def parse_label_keys(text: str) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def parse_label_keys(text: str) -> tuple[str, ...]:
     """
     keys = tuple(dict.fromkeys(key for part in text.split(",") if (key := part.strip())))
     for key in keys:
-        if not _KEY.fullmatch(key):
+        if not LABEL_KEY.fullmatch(key):
             raise InvalidConfiguration(
                 f'--yield-labels: "{key}" is not the key of a label. Use for example nvidia.com/gpu.deploy.client.'
             )

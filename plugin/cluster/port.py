@@ -7,9 +7,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from plugin.cluster.gpu_reset import GpuResetApi
 from plugin.cluster.view import ConditionStatus, NodeCondition
 
-__all__ = ["ClosableClusterApi", "ClusterApi", "ClusterNode", "EventContent", "EventTarget", "TaintApi"]
+__all__ = [
+    "ClosableClusterApi",
+    "ClusterApi",
+    "ClusterNode",
+    "EventContent",
+    "EventTarget",
+    "LeaseState",
+    "PauseApi",
+    "TaintApi",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,5 +98,50 @@ class ClusterApi(TaintApi, Protocol):
 
 class ClosableClusterApi(ClusterApi, Protocol):
     """A cluster client that holds connections."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """A Lease of ``coordination.k8s.io``.
+
+    Attributes:
+        holder: who has it; empty: free.
+        seconds: for how long after its last renewal it is valid.
+        renewed_at: the holder's time of that; None: never.
+        transitions: how often the holder has changed.
+        resource_version: the version of the object.
+    """
+
+    holder: str
+    seconds: int
+    renewed_at: datetime | None
+    transitions: int = 0
+    resource_version: str = field(default="", compare=False)
+
+
+class PauseApi(GpuResetApi, Protocol):
+    """The requests by which agents are paused; all raise the errors of :mod:`plugin.cluster.errors`."""
+
+    async def get_node(self) -> ClusterNode: ...
+
+    async def change_labels(self, labels: Mapping[str, str | None], resource_version: str) -> ClusterNode:
+        """Set labels, or remove those with None, and return the node as it is then.
+
+        Raises:
+            ApiConflict: the node has another version by now; nothing was changed.
+        """
+        ...
+
+    async def get_lease(self, namespace: str, name: str) -> LeaseState: ...
+
+    async def create_lease(self, namespace: str, name: str, lease: LeaseState) -> LeaseState:
+        """Create the Lease; :class:`plugin.cluster.errors.ApiConflict` if it exists already."""
+        ...
+
+    async def update_lease(self, namespace: str, name: str, lease: LeaseState) -> LeaseState:
+        """Replace its contents; :class:`plugin.cluster.errors.ApiConflict` if it has another version by now."""
+        ...
 
     async def close(self) -> None: ...

@@ -87,7 +87,7 @@ class ClusterDevice:
 
     Attributes:
         message: why it is not simply in service; empty when it is.
-        yielded: the node is yielded, and the device would be in service otherwise: no event is due because of that.
+        yielded: the node is yielded, and the device would be advertised otherwise: no event is due because of that.
     """
 
     id: str
@@ -237,11 +237,12 @@ def _as_yielded(device: ClusterDevice) -> ClusterDevice:
 
 
 def _cluster_device(device: pb.SnapshotDevice, refusal: str | None, *, yielded: bool) -> ClusterDevice:
-    if refusal is not None and yielded and device.state not in _OUT_OF_SERVICE_STATES:
-        return ClusterDevice(device.id, DeviceServiceStatus.OUT_OF_SERVICE, False, "withheld", refusal, yielded=True)
+    state = device.state if device.state in _OUT_OF_SERVICE_STATES else "withheld"
+    # Withheld only because of the yield is also a device that was advertised despite its state.
+    if refusal is not None and yielded and (device.withheld or state == "withheld"):
+        return ClusterDevice(device.id, DeviceServiceStatus.OUT_OF_SERVICE, False, state, refusal, yielded=True)
     if refusal is not None:
         status = DeviceServiceStatus.CONDEMNED if device.state == "condemned" else DeviceServiceStatus.OUT_OF_SERVICE
-        state = device.state if device.state in _OUT_OF_SERVICE_STATES else "withheld"
         return ClusterDevice(device.id, status, False, state, refusal)
     if device.state in _OUT_OF_SERVICE_STATES:
         message = device.refusal or f"Device {device.id} is {device.state} but still advertised."

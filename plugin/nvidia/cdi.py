@@ -21,6 +21,7 @@ from typing import Any
 from plugin.kubelet.devices import AdvertisedDevice
 from plugin.logs import Logger
 from plugin.nvidia.driver_files import CdiHook, DriverFiles, DriverRoot, find_driver_files, is_unchanged
+from plugin.nvidia.feature_devices import FeatureDevices, find_feature_devices
 from plugin.nvidia.injection import CDI_KIND, NvidiaInjection
 from plugin.nvidia.toolkit_spec import ToolkitSpec
 from scrubber.domain.device import AccessKind
@@ -35,6 +36,7 @@ CONTROL_NODES = frozenset(f"/dev/{name}" for name in ("nvidiactl", "nvidia-modes
 """Nodes that belong to the driver and not to one GPU."""
 
 MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "bind")
+FEATURE_MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec", "bind")
 """Not read-only, which would not prevent a connection."""
 
@@ -157,6 +159,7 @@ class CdiPublisher:
         directory: where runtimes look for specifications.
         hook: None: this host has none.
         disabled_hooks, sockets: as in :func:`specification`.
+        host: as in :func:`find_feature_devices`.
     """
 
     def __init__(
@@ -169,6 +172,7 @@ class CdiPublisher:
         log: Logger,
         disabled_hooks: Collection[str] = (),
         sockets: bool = True,
+        host: Path = Path("/"),
     ) -> None:
         self._path = directory / SPEC_FILE_NAME
         self._root = root
@@ -176,10 +180,12 @@ class CdiPublisher:
         self._injection = injection
         self._disabled_hooks = disabled_hooks
         self._sockets = sockets
+        self._host = host
         self._toolkit = ToolkitSpec(directory, root=root, disabled_hooks=disabled_hooks, sockets=sockets, log=log)
         self._log = log
         self._files: tuple[str, DriverFiles] | None = None
         self._last_error = ""
+        self._missing_features: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Refuse a directory that is not writable, before any device is advertised.
@@ -232,6 +238,7 @@ class CdiPublisher:
                 sockets=self._sockets,
             )
             source = _take_common_edits(spec, self._toolkit.common_edits(files))
+            _add_features(spec, self._find_features(usable))
         except (OSError, InvalidConfiguration) as error:
             return unusable | self._failures(usable, error)
         try:
@@ -258,6 +265,23 @@ class CdiPublisher:
         if known is None or (epoch and known[0] != epoch) or not is_unchanged(known[1], self._root):
             known = self._files = (epoch, find_driver_files(self._root))
         return known[1]
+
+    def _find_features(self, gpus: Iterable[AdvertisedDevice]) -> FeatureDevices:
+        own = {
+            self._injection.host_path(each.container_path, each.host_path)
+            for gpu in gpus
+            for each in gpu.access
+            if each.kind is AccessKind.DEVICE_NODE
+        }
+        found = find_feature_devices(self._injection.features, host=self._host, root=self._root, gpu_nodes=own)
+        if found.missing and found.missing != self._missing_features:
+            self._log.warning(
+                "cdi.feature-missing",
+                message=f"This node has no device nodes for {' and '.join(found.missing)}, so containers get none.",
+                remedy="load the feature's kernel module, or do not request the feature for this node",
+            )
+        self._missing_features = found.missing
+        return found
 
     def _devices_in_file(self, spec: ContainerEdits) -> frozenset[str]:
         """Return the devices that the existing file gives exactly as ``spec`` does."""
@@ -291,6 +315,21 @@ def _take_common_edits(spec: ContainerEdits, found: tuple[str, ContainerEdits] |
     spec["cdiVersion"] = max(spec["cdiVersion"], version, key=lambda each: tuple(map(int, each.split("."))))
     spec["containerEdits"] = edits | ({"deviceNodes": nodes} if nodes else {})
     return "toolkit"
+
+
+def _add_features(spec: ContainerEdits, found: FeatureDevices) -> None:
+    """Add ``found`` to what every container gets, unless it gets the same path anyway."""
+    edits = spec["containerEdits"]
+    nodes = {each["path"] for each in edits.get("deviceNodes", [])}
+    mounts = {each["containerPath"] for each in edits.get("mounts", [])}
+    if added := [{"path": path, "permissions": "rw"} for path in found.nodes if path not in nodes]:
+        edits["deviceNodes"] = edits.get("deviceNodes", []) + added
+    if mounted := [
+        {"hostPath": host, "containerPath": path, "options": list(FEATURE_MOUNT_OPTIONS)}
+        for path, host in found.mounts
+        if path not in mounts
+    ]:
+        edits["mounts"] = edits.get("mounts", []) + mounted
 
 
 def _unusable_reason(gpu: AdvertisedDevice) -> str:

@@ -27,6 +27,9 @@ CONTAINERD_PLUGINS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri
 """Sections of containerd's configuration for the kubelet's interface, in versions 3, 2 and 1."""
 CRIO_FILE = "etc/crio/crio.conf"
 CRIO_DROP_INS = "etc/crio/crio.conf.d"
+"""CRI-O reads every file below it, whatever its name, in lexical order."""
+DEFAULT_CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
+"""Where containerd and CRI-O look for CDI specifications unless ``cdi_spec_dirs`` is set."""
 CRIO_HOOKS = ("usr/share/containers/oci/hooks.d", "etc/containers/oci/hooks.d")
 """Where CRI-O finds NVIDIA's hook, with which any runtime injects GPUs."""
 TOOLKIT_FILES = (
@@ -42,12 +45,16 @@ _ADVICE = (
 )
 
 
+_NOT_STARTED = "add that directory, or set one of the others with --cdi-dir"
+"""End of the reasons for which containers with a GPU do not start at all: the runtime does not know the names."""
+
+
 @dataclass(frozen=True, slots=True)
 class InjectionCheck:
     """The result of the check; at most one of the two is not empty.
 
     Attributes:
-        error: why containers would start without a GPU, and what to configure.
+        error: why containers would start without a GPU, or not at all, and what to configure.
         unknown: why that could not be determined.
     """
 
@@ -57,46 +64,62 @@ class InjectionCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Runtime:
-    """What a configuration says; None: it does not say."""
+    """What a configuration says; None: it does not say. ``cdi_file`` sets ``cdi_directories``, if any file does."""
 
     file: Path
     default: str
     default_is_nvidia: bool | None
     has_cdi: bool | None
+    cdi_file: Path
+    cdi_directories: Sequence[object]
 
 
 class _Unclear(Exception):
     """The configuration cannot be judged; the text says why."""
 
 
-def check_injection(strategies: Sequence[ListStrategy], host: Path) -> InjectionCheck:
+def check_injection(
+    strategies: Sequence[ListStrategy], host: Path, cdi_directory: Path = Path("/var/run/cdi")
+) -> InjectionCheck:
     """Return whether at least one of ``strategies`` works with the runtime's configuration.
 
     Args:
         host: where this process sees the host's root, or parts of it.
+        cdi_directory: where the plugin writes its CDI specification; the path is the same on the host.
     """
     try:
         runtime = _find_runtime(host)
         accepts_mounts = _accepts_volume_mounts(host) if ListStrategy.VOLUME_MOUNTS in strategies else None
     except _Unclear as error:
         return InjectionCheck(unknown=f"Whether containers get their GPUs was not checked: {error}.")
-    answers = [_works(strategy, runtime, accepts_mounts) for strategy in strategies]
+    answers = [_works(strategy, runtime, accepts_mounts, cdi_directory) for strategy in strategies]
     if any(works for works, _ in answers):
         return InjectionCheck()
     if open_questions := [why for works, why in answers if works is None]:
         return InjectionCheck(unknown=f"Whether containers get their GPUs was not checked: {open_questions[0]}.")
     reasons = dict.fromkeys(why for _, why in answers)
+    if all(why.endswith(_NOT_STARTED) for why in reasons):
+        return InjectionCheck(error=f"No container with a GPU would start: {'; '.join(reasons)}.")
     return InjectionCheck(error=f"Containers would start without a GPU: {'; '.join(reasons)}. {_ADVICE}")
 
 
-def _works(strategy: ListStrategy, runtime: _Runtime, accepts_mounts: bool | None) -> tuple[bool | None, str]:
+def _works(
+    strategy: ListStrategy, runtime: _Runtime, accepts_mounts: bool | None, cdi_directory: Path
+) -> tuple[bool | None, str]:
     """Return whether ``strategy`` works (None: unknown), and why not."""
     if strategy in (ListStrategy.CDI_ANNOTATIONS, ListStrategy.CDI_CRI):
         if runtime.has_cdi is None:
             return None, (
                 f"{runtime.file} does not set enable_cdi, which is off by default in containerd 1.7. Set it to true"
             )
-        return runtime.has_cdi, f"{runtime.file} turns CDI off: set enable_cdi = true"
+        if not runtime.has_cdi:
+            return False, f"{runtime.file} turns CDI off: set enable_cdi = true"
+        if _canonical(cdi_directory) not in {_canonical(each) for each in runtime.cdi_directories}:
+            return False, (
+                f"{runtime.cdi_file} sets cdi_spec_dirs without {cdi_directory}, where the plugin writes its specification: "
+                f"{_NOT_STARTED}"
+            )
+        return True, ""
     if runtime.default_is_nvidia is None:
         return (
             None,
@@ -150,7 +173,9 @@ def _containerd(host: Path) -> Iterator[_Runtime]:
         binary = next((str(each["BinaryName"]) for each in described if "BinaryName" in each), default)
         switches = [each["enable_cdi"] for each in sections if isinstance(each.get("enable_cdi"), bool)]
         has_cdi = switches[0] if switches else True if isinstance(version, int) and version >= 3 else None
-        yield _Runtime(Path("/", name), default, _is_nvidia(binary), has_cdi)
+        directories = [each["cdi_spec_dirs"] for each in sections if isinstance(each.get("cdi_spec_dirs"), list)]
+        places = directories[0] if directories else DEFAULT_CDI_DIRECTORIES
+        yield _Runtime(Path("/", name), default, _is_nvidia(binary), has_cdi, Path("/", name), places)
 
 
 def _imported(host: Path, file: Path, config: Mapping[str, Any]) -> Iterator[Path]:
@@ -168,13 +193,15 @@ def _imported(host: Path, file: Path, config: Mapping[str, Any]) -> Iterator[Pat
 
 def _crio(host: Path) -> Iterator[_Runtime]:
     drop_ins = host / CRIO_DROP_INS
-    files = [host / CRIO_FILE, *(sorted(drop_ins.glob("*.conf")) if drop_ins.is_dir() else [])]
+    files = [host / CRIO_FILE, *sorted(each for each in drop_ins.rglob("*") if not each.is_dir())]
     config: Mapping[str, Any] = {}
     found = False
+    cdi_file = host / CRIO_FILE
     for path in files:
         part = _read(path)
         found = found or part is not None
         config = _merged(config, part or {})
+        cdi_file = path if "cdi_spec_dirs" in _table(_table((part or {}).get("crio")).get("runtime")) else cdi_file
     if not found:
         return
     options = _table(_table(config.get("crio")).get("runtime"))
@@ -185,9 +212,21 @@ def _crio(host: Path) -> Iterator[_Runtime]:
     hooked = any(any(place.glob("*nvidia*.json")) for place in places)
     # /etc/containers exists wherever CRI-O runs: without it, only a part of /etc is visible here.
     visible = all(each.is_dir() for each in named or [host / "usr/share", host / "etc/containers"])
+    directories = options.get("cdi_spec_dirs")
     yield _Runtime(
-        Path("/", CRIO_FILE), default, True if _is_nvidia(binary) or hooked else False if visible else None, True
+        Path("/", CRIO_FILE),
+        default,
+        True if _is_nvidia(binary) or hooked else False if visible else None,
+        True,
+        Path("/", cdi_file.relative_to(host)),
+        directories if isinstance(directories, list) else DEFAULT_CDI_DIRECTORIES,
     )
+
+
+def _canonical(directory: object) -> str:
+    """Return a path without the link from ``/var/run`` to ``/run``, which nodes have."""
+    path = str(Path(str(directory)))
+    return path.removeprefix("/var") if path.startswith("/var/run/") else path
 
 
 def _accepts_volume_mounts(host: Path) -> bool | None:

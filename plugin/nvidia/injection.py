@@ -77,7 +77,7 @@ class IdStrategy(StrEnum):
 
 
 class Feature(StrEnum):
-    """Further features to request from NVIDIA's runtime, by ``NVIDIA_<FEATURE>=enabled``."""
+    """Further features: requested from NVIDIA's runtime by ``NVIDIA_<FEATURE>=enabled``, and part of our CDI specification."""
 
     GDRCOPY = "gdrcopy"
     GDS = "gds"
@@ -111,12 +111,6 @@ class NvidiaInjection:
             raise InvalidConfiguration(
                 f'"{self.annotation_prefix}" is not a valid prefix of CDI annotations. '
                 f"Use a domain and a slash, such as {CDI_ANNOTATION_PREFIX}."
-            )
-        if self.features and self.is_cdi_only:
-            named = ", ".join(sorted(self.features))
-            raise InvalidConfiguration(
-                f"{named} has no effect when only CDI injects devices, because NVIDIA's runtime would provide it. "
-                "Add envvar or volume-mounts to --device-list-strategy, or remove it."
             )
 
     @property

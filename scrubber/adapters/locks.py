@@ -21,7 +21,7 @@ from scrubber.adapters.kernel_text import fields_in
 from scrubber.adapters.procwalk import has_open, start_time
 from scrubber.domain.errors import Unavailable, Unreadable
 
-__all__ = ["SERVICE_LOCK", "UNIDENTIFIED", "acquire_lock", "is_device_id", "lock_holder", "lock_path"]
+__all__ = ["SERVICE_LOCK", "UNIDENTIFIED", "acquire_lock", "is_device_id", "lock_holder", "lock_holders", "lock_path"]
 
 SERVICE_LOCK = "service"
 """File name of the service's own lock. It lies among the device locks, so no device may have this ID."""
@@ -96,6 +96,26 @@ def lock_holder(lock: Path) -> int | None:
         return _recorded_holder(fd)
     finally:
         os.close(fd)
+
+
+def lock_holders(lock_directory: Path) -> frozenset[int]:
+    """Return the PIDs of all processes that hold the lock of a device; :data:`UNIDENTIFIED` for what is unknown."""
+    try:
+        names = os.listdir(lock_directory)
+    except FileNotFoundError:
+        return frozenset()
+    except OSError:
+        return frozenset({UNIDENTIFIED})
+    return frozenset(
+        pid for name in names if is_device_id(name) and (pid := _holder_of(lock_directory / name)) is not None
+    )
+
+
+def _holder_of(lock: Path) -> int | None:
+    try:
+        return lock_holder(lock)
+    except (Unreadable, Unavailable):
+        return UNIDENTIFIED
 
 
 def _recorded_holder(lock: int) -> int:

@@ -150,14 +150,29 @@ class PluginClient(_Client):
         call: Awaitable[pb.SetResourceMappingResponse] = self._stub.SetResourceMapping(request, timeout=timeout)
         return await self._call(call)
 
-    async def set_yield(self, reason: str, timeout: float) -> pb.NodeYield:
-        """Request that the node be yielded, or with an empty ``reason`` that this plugin does not.
+    async def set_yield(self, plugin: str, reason: str, timeout: float) -> pb.NodeYield:
+        """Request that the node be yielded, or with an empty ``reason`` that this plugin does not request it.
+
+        Args:
+            plugin: what this plugin serves, such as its resource; every plugin of a node has a request of its own.
 
         Raises:
             Unavailable: no response within ``timeout`` seconds.
+            InvalidRequest: the name or the reason is too long, or too many plugins have requests.
         """
-        call: Awaitable[pb.NodeYield] = self._stub.SetYield(pb.SetYieldRequest(reason=reason), timeout=timeout)
+        request = pb.SetYieldRequest(plugin=plugin, reason=reason)
+        call: Awaitable[pb.NodeYield] = self._stub.SetYield(request, timeout=timeout)
         return await self._call(call)
+
+    async def report_agent_pause(self, report: pb.AgentPauseReport, timeout: float) -> None:
+        """Report what the plugin offers so that agents release devices, and how far it is; durable on return.
+
+        Raises:
+            Unavailable: no response within ``timeout`` seconds; the report may have been recorded.
+            InvalidRequest: it contradicts the pause that the service has recorded: nothing may be changed for it.
+        """
+        call: Awaitable[pb.AgentPauseReportResponse] = self._stub.ReportAgentPause(report, timeout=timeout)
+        await self._call(call)
 
     async def reserve(self, device_ids: Sequence[str], timeout: float, *, resource: str = "") -> pb.ReserveResponse:
         """Notify the service of an allocation.

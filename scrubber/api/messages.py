@@ -13,6 +13,7 @@ import math
 import os
 
 from scrubber.api import scrubber_pb2 as pb
+from scrubber.domain.agent_pause import AgentPause, LabelChange, PauseOffer, PauseReport, PauseState, PauseWay
 from scrubber.domain.baseline import Baseline, baseline_facts
 from scrubber.domain.device import Access, Device
 from scrubber.domain.errors import InvalidRequest
@@ -47,6 +48,7 @@ __all__ = [
     "history_entry_message",
     "parse_break_glass_seconds",
     "parse_hand_over_call",
+    "parse_pause_report",
     "parse_reason",
     "parse_resource_mapping",
     "parse_scrub_path",
@@ -62,6 +64,14 @@ __all__ = [
 
 MAX_REASON_CHARS = 500
 """Limit of a reason in characters: it is kept in the audit log permanently."""
+MAX_PLUGIN_NAME_CHARS = 320
+"""Limit of a plugin's name in characters; the name of a resource is not longer."""
+_MAX_OFFERS = 16
+_MAX_CHANGES = 64
+"""Limit of the changes of a pause of agents: they are kept in the ledger, and in an audit row."""
+_MAX_LABEL_KEY = 317
+_MAX_LABEL_VALUE = 63
+"""Limits of Kubernetes, in characters."""
 MAX_WAIT_SECONDS = 3600.0
 """Limit of the requested wait of a hand-over, in seconds."""
 MAX_BREAK_GLASS_SECONDS = 7 * 24 * 3600.0
@@ -130,9 +140,53 @@ def parse_reason(
     return reason
 
 
+def parse_plugin_name(request: pb.SetYieldRequest) -> str:
+    """Return how the plugin is named among requesters; raises :class:`InvalidRequest` if the name is missing or invalid."""
+    name: str = request.plugin
+    if not name.strip() or len(name) > MAX_PLUGIN_NAME_CHARS or not name.isprintable():
+        raise InvalidRequest(
+            f"A plugin that requests a yield is named by 1 to {MAX_PLUGIN_NAME_CHARS} printable characters."
+        )
+    return f"plugin of {name}"
+
+
 def parse_yield_reason(request: pb.SetYieldRequest) -> str:
     """Return the plugin's reason, empty if it requests nothing; raises :class:`InvalidRequest` if it is too long."""
     return parse_reason(request) if request.reason.strip() else ""
+
+
+def parse_pause_report(request: pb.AgentPauseReport) -> PauseReport:
+    """Return the plugin's report, without ways that this service does not know.
+
+    Raises:
+        InvalidRequest: an unknown state, or more or longer texts than a report of labels of a node has.
+    """
+    try:
+        state = PauseState(request.state)
+    except ValueError:
+        raise InvalidRequest(f"Unknown state {request.state!r} of a pause of agents.") from None
+    if len(request.offers) > _MAX_OFFERS or any(len(each.actions) > _MAX_CHANGES for each in request.offers):
+        raise InvalidRequest(f"At most {_MAX_OFFERS} ways with {_MAX_CHANGES} actions each can be offered.")
+    if len(request.changes) > _MAX_CHANGES:
+        raise InvalidRequest(f"A pause of agents changes at most {_MAX_CHANGES} labels.")
+    for each in request.changes:
+        if not 0 < len(each.key) <= _MAX_LABEL_KEY or max(len(each.before), len(each.during)) > _MAX_LABEL_VALUE:
+            raise InvalidRequest(f"{each.key[:_MAX_LABEL_KEY]!r} is no label of a node with a valid value.")
+    ways = set(PauseWay) - {PauseWay.BACKEND}
+    return PauseReport(
+        offers=tuple(
+            PauseOffer(PauseWay(each.way), tuple(action[:MAX_REASON_CHARS] for action in each.actions))
+            for each in request.offers
+            if each.way in ways
+        ),
+        pause=request.pause_id,
+        state=state,
+        changes=tuple(
+            LabelChange(each.key, each.before if each.HasField("before") else None, each.during)
+            for each in request.changes
+        ),
+        message=request.message[:MAX_REASON_CHARS],
+    )
 
 
 def parse_break_glass_seconds(request: pb.BreakGlassRequest) -> float:
@@ -148,7 +202,9 @@ def parse_break_glass_seconds(request: pb.BreakGlassRequest) -> float:
 
 # -- for the plugin ----------------------------------------------------------------------------------------------------
 
-SnapshotKey = tuple[bool, str, bool, str, tuple[tuple[object, ...], ...], tuple[PodNotice, ...]]
+SnapshotKey = tuple[
+    bool, str, bool, str, tuple[tuple[object, ...], ...], tuple[PodNotice, ...], AgentPause | None, bool
+]
 """The part of a node's state that concerns the plugin; equal keys need no second snapshot."""
 
 
@@ -158,7 +214,9 @@ def snapshot_key(view: NodeView) -> SnapshotKey:
         (each.device, each.advertised, each.record.health, _is_certified(each), _is_scrubbing(each), _refusal(each))
         for each in view.devices
     )
-    return (view.ready, view.epoch, view.refuses_envvar, view.yielded, devices, view.notices)
+    pause = _plugins_pause(view.agent_pause)
+    closed = view.driver_closed and pause is not None
+    return (view.ready, view.epoch, view.refuses_envvar, view.yielded, devices, view.notices, pause, closed)
 
 
 def snapshot_message(view: NodeView) -> pb.Snapshot:
@@ -171,6 +229,29 @@ def snapshot_message(view: NodeView) -> pb.Snapshot:
         envvar_refused=view.refuses_envvar,
         notices=[_notice(each) for each in view.notices],
         yielded=_utf8_text(view.yielded),
+        agent_pause=(
+            None
+            if (pause := _plugins_pause(view.agent_pause)) is None
+            else _pause_message(pause, driver_closed=view.driver_closed)
+        ),
+    )
+
+
+def _plugins_pause(pause: AgentPause | None) -> AgentPause | None:
+    """Return ``pause`` if the plugin carries it out."""
+    return None if pause is None or pause.way is PauseWay.BACKEND else pause
+
+
+def _pause_message(pause: AgentPause, message: str = "", *, driver_closed: bool = False) -> pb.AgentPause:
+    return pb.AgentPause(
+        id=pause.id,
+        way=pause.way.value,
+        device_ids=pause.devices,
+        ending=pause.ending,
+        changes=[pb.LabelChange(key=each.key, before=each.before, during=each.during) for each in pause.changes],
+        since=pause.since,
+        message=_utf8_text(message),
+        driver_closed=driver_closed,
     )
 
 
@@ -383,6 +464,9 @@ def certificate_message(certificate: Certificate) -> pb.Certificate:
         base_certificate_id=certificate.rests_on or "",
         key_id=certificate.key_id or "",
         signature=base64.b64decode(certificate.signature or ""),
+        attestation=None
+        if certificate.attestation is None
+        else pb.Attestation(digest=certificate.attestation.digest, nonce=certificate.attestation.nonce),
     )
 
 
@@ -455,6 +539,11 @@ def reset_plan_message(plan: ResetPlan) -> pb.ResetPlan:
         unavailable_reason=_utf8_text(plan.unavailable or ""),
         blockers=[_utf8_text(each) for each in plan.blockers],
         also_reset_ids=plan.also_reset,
+        agents=[_utf8_text(each) for each in plan.agents],
+        pause_ways=[
+            pb.PauseOffer(way=each.way.value, actions=[_utf8_text(action) for action in each.actions])
+            for each in plan.pause_ways
+        ],
     )
 
 
@@ -505,6 +594,11 @@ def service_info_message(info: ServiceView) -> pb.ServiceInfo:
         admin_group=info.admin_group,
         read_group=info.read_group,
         node_yield=yield_message(info) if info.yields else None,
+        agent_pause=(
+            None
+            if info.agent_pause is None
+            else _pause_message(info.agent_pause, info.agent_pause_message, driver_closed=info.driver_closed)
+        ),
     )
 
 

@@ -73,7 +73,7 @@ class PodNotice(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., since: _Optional[float] = ..., evict: _Optional[bool] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("version", "devices", "ready", "epoch", "envvar_refused", "notices", "yielded")
+    __slots__ = ("version", "devices", "ready", "epoch", "envvar_refused", "notices", "yielded", "agent_pause")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class Snapshot(_message.Message):
     ENVVAR_REFUSED_FIELD_NUMBER: _ClassVar[int]
     NOTICES_FIELD_NUMBER: _ClassVar[int]
     YIELDED_FIELD_NUMBER: _ClassVar[int]
+    AGENT_PAUSE_FIELD_NUMBER: _ClassVar[int]
     version: int
     devices: _containers.RepeatedCompositeFieldContainer[SnapshotDevice]
     ready: bool
@@ -88,7 +89,64 @@ class Snapshot(_message.Message):
     envvar_refused: bool
     notices: _containers.RepeatedCompositeFieldContainer[PodNotice]
     yielded: str
-    def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ..., envvar_refused: _Optional[bool] = ..., notices: _Optional[_Iterable[_Union[PodNotice, _Mapping]]] = ..., yielded: _Optional[str] = ...) -> None: ...
+    agent_pause: AgentPause
+    def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ..., envvar_refused: _Optional[bool] = ..., notices: _Optional[_Iterable[_Union[PodNotice, _Mapping]]] = ..., yielded: _Optional[str] = ..., agent_pause: _Optional[_Union[AgentPause, _Mapping]] = ...) -> None: ...
+
+class AgentPause(_message.Message):
+    __slots__ = ("id", "way", "device_ids", "ending", "changes", "since", "message", "driver_closed")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    way: str
+    device_ids: _containers.RepeatedScalarFieldContainer[str]
+    ending: bool
+    changes: _containers.RepeatedCompositeFieldContainer[LabelChange]
+    since: float
+    message: str
+    driver_closed: bool
+    def __init__(self, id: _Optional[str] = ..., way: _Optional[str] = ..., device_ids: _Optional[_Iterable[str]] = ..., ending: _Optional[bool] = ..., changes: _Optional[_Iterable[_Union[LabelChange, _Mapping]]] = ..., since: _Optional[float] = ..., message: _Optional[str] = ..., driver_closed: _Optional[bool] = ...) -> None: ...
+
+class LabelChange(_message.Message):
+    __slots__ = ("key", "before", "during")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    DURING_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    before: str
+    during: str
+    def __init__(self, key: _Optional[str] = ..., before: _Optional[str] = ..., during: _Optional[str] = ...) -> None: ...
+
+class PauseOffer(_message.Message):
+    __slots__ = ("way", "actions")
+    WAY_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    way: str
+    actions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, way: _Optional[str] = ..., actions: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AgentPauseReport(_message.Message):
+    __slots__ = ("offers", "pause_id", "changes", "state", "message")
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    offers: _containers.RepeatedCompositeFieldContainer[PauseOffer]
+    pause_id: str
+    changes: _containers.RepeatedCompositeFieldContainer[LabelChange]
+    state: str
+    message: str
+    def __init__(self, offers: _Optional[_Iterable[_Union[PauseOffer, _Mapping]]] = ..., pause_id: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[LabelChange, _Mapping]]] = ..., state: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class AgentPauseReportResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("device_ids", "resource")
@@ -174,8 +232,16 @@ class Cause(_message.Message):
     actor: str
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., recovery_method: _Optional[str] = ..., since: _Optional[float] = ..., actor: _Optional[str] = ...) -> None: ...
 
+class Attestation(_message.Message):
+    __slots__ = ("digest", "nonce")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    nonce: str
+    def __init__(self, digest: _Optional[str] = ..., nonce: _Optional[str] = ...) -> None: ...
+
 class Certificate(_message.Message):
-    __slots__ = ("id", "node_name", "boot_id", "driver_version", "device_id", "sequence", "previous_grant", "next_grant", "path", "scrub_id", "covered", "not_covered", "policy", "policy_digest", "issued_at", "base_certificate_id", "key_id", "signature")
+    __slots__ = ("id", "node_name", "boot_id", "driver_version", "device_id", "sequence", "previous_grant", "next_grant", "path", "scrub_id", "covered", "not_covered", "policy", "policy_digest", "issued_at", "base_certificate_id", "key_id", "signature", "attestation")
     ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +260,7 @@ class Certificate(_message.Message):
     BASE_CERTIFICATE_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     id: str
     node_name: str
     boot_id: str
@@ -212,7 +279,8 @@ class Certificate(_message.Message):
     base_certificate_id: str
     key_id: str
     signature: bytes
-    def __init__(self, id: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., device_id: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub_id: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., base_certificate_id: _Optional[str] = ..., key_id: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    attestation: Attestation
+    def __init__(self, id: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., device_id: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub_id: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., base_certificate_id: _Optional[str] = ..., key_id: _Optional[str] = ..., signature: _Optional[bytes] = ..., attestation: _Optional[_Union[Attestation, _Mapping]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant", "pod", "container", "grant_count", "active_scrub_id", "parent", "numa_node", "next_attempt_at", "last_hand_over_kind", "profile", "peers", "attributes", "advertised", "policy", "enforcement", "break_glass", "failed_recoveries", "recovery_blocker", "open_grants", "conditions", "lifetime_counters", "reset_pending", "probation_scrubs_passed", "quarantines", "recovery_attempts", "baseline", "unauthorized_users", "holders", "uninspected_processes", "probation_scrubs_required")
@@ -487,7 +555,7 @@ class GetServiceInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServiceInfo(_message.Message):
-    __slots__ = ("version", "backend", "node_name", "boot_id", "driver_version", "policy", "policy_digest", "enforcement", "ledger_status", "epoch", "breaker", "key_id", "public_key", "audit_head", "paths", "policy_rejection", "kubelet_status", "pid", "admin_group", "read_group", "node_yield")
+    __slots__ = ("version", "backend", "node_name", "boot_id", "driver_version", "policy", "policy_digest", "enforcement", "ledger_status", "epoch", "breaker", "key_id", "public_key", "audit_head", "paths", "policy_rejection", "kubelet_status", "pid", "admin_group", "read_group", "node_yield", "agent_pause")
     class PathsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -516,6 +584,7 @@ class ServiceInfo(_message.Message):
     ADMIN_GROUP_FIELD_NUMBER: _ClassVar[int]
     READ_GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_YIELD_FIELD_NUMBER: _ClassVar[int]
+    AGENT_PAUSE_FIELD_NUMBER: _ClassVar[int]
     version: str
     backend: str
     node_name: str
@@ -537,7 +606,8 @@ class ServiceInfo(_message.Message):
     admin_group: str
     read_group: str
     node_yield: NodeYield
-    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger_status: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ..., key_id: _Optional[str] = ..., public_key: _Optional[str] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ..., paths: _Optional[_Mapping[str, str]] = ..., policy_rejection: _Optional[str] = ..., kubelet_status: _Optional[str] = ..., pid: _Optional[int] = ..., admin_group: _Optional[str] = ..., read_group: _Optional[str] = ..., node_yield: _Optional[_Union[NodeYield, _Mapping]] = ...) -> None: ...
+    agent_pause: AgentPause
+    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger_status: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ..., key_id: _Optional[str] = ..., public_key: _Optional[str] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ..., paths: _Optional[_Mapping[str, str]] = ..., policy_rejection: _Optional[str] = ..., kubelet_status: _Optional[str] = ..., pid: _Optional[int] = ..., admin_group: _Optional[str] = ..., read_group: _Optional[str] = ..., node_yield: _Optional[_Union[NodeYield, _Mapping]] = ..., agent_pause: _Optional[_Union[AgentPause, _Mapping]] = ...) -> None: ...
 
 class YieldRequest(_message.Message):
     __slots__ = ("requester", "reason", "actor", "since")
@@ -562,10 +632,12 @@ class NodeYield(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[YieldRequest, _Mapping]]] = ..., driver_closed: _Optional[bool] = ..., remaining_pids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SetYieldRequest(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "plugin")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PLUGIN_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    plugin: str
+    def __init__(self, reason: _Optional[str] = ..., plugin: _Optional[str] = ...) -> None: ...
 
 class YieldNodeRequest(_message.Message):
     __slots__ = ("reason",)
@@ -664,20 +736,24 @@ class GetResetPlanRequest(_message.Message):
     def __init__(self, device: _Optional[str] = ...) -> None: ...
 
 class ResetPlan(_message.Message):
-    __slots__ = ("device_id", "method", "actions", "unavailable_reason", "blockers", "also_reset_ids")
+    __slots__ = ("device_id", "method", "actions", "unavailable_reason", "blockers", "also_reset_ids", "agents", "pause_ways")
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     UNAVAILABLE_REASON_FIELD_NUMBER: _ClassVar[int]
     BLOCKERS_FIELD_NUMBER: _ClassVar[int]
     ALSO_RESET_IDS_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_WAYS_FIELD_NUMBER: _ClassVar[int]
     device_id: str
     method: str
     actions: _containers.RepeatedScalarFieldContainer[str]
     unavailable_reason: str
     blockers: _containers.RepeatedScalarFieldContainer[str]
     also_reset_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, device_id: _Optional[str] = ..., method: _Optional[str] = ..., actions: _Optional[_Iterable[str]] = ..., unavailable_reason: _Optional[str] = ..., blockers: _Optional[_Iterable[str]] = ..., also_reset_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    pause_ways: _containers.RepeatedCompositeFieldContainer[PauseOffer]
+    def __init__(self, device_id: _Optional[str] = ..., method: _Optional[str] = ..., actions: _Optional[_Iterable[str]] = ..., unavailable_reason: _Optional[str] = ..., blockers: _Optional[_Iterable[str]] = ..., also_reset_ids: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[str]] = ..., pause_ways: _Optional[_Iterable[_Union[PauseOffer, _Mapping]]] = ...) -> None: ...
 
 class ScrubRequest(_message.Message):
     __slots__ = ("device", "path")

@@ -65,6 +65,11 @@ class PluginStub:
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.SetYieldRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.NodeYield.FromString,
                 _registered_method=True)
+        self.ReportAgentPause = channel.unary_unary(
+                '/scrubber.v1.Plugin/ReportAgentPause',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.AgentPauseReport.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.AgentPauseReportResponse.FromString,
+                _registered_method=True)
 
 
 class PluginServicer:
@@ -106,7 +111,15 @@ class PluginServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetYield(self, request, context):
-        """Whether the plugin requests that the node be yielded. Replaces its earlier request; returns when that is durable.
+        """Whether this plugin requests that the node be yielded. Replaces its own earlier request, and no other plugin's; returns
+        when that is durable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportAgentPause(self, request, context):
+        """What the plugin offers, and how far it is, so that agents release devices for a reset. Returns when that is durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +157,11 @@ def add_PluginServicer_to_server(servicer, server):
                     servicer.SetYield,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.SetYieldRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.NodeYield.SerializeToString,
+            ),
+            'ReportAgentPause': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportAgentPause,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.AgentPauseReport.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.AgentPauseReportResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,6 +327,33 @@ class Plugin:
             '/scrubber.v1.Plugin/SetYield',
             scrubber_dot_api_dot_scrubber__pb2.SetYieldRequest.SerializeToString,
             scrubber_dot_api_dot_scrubber__pb2.NodeYield.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportAgentPause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Plugin/ReportAgentPause',
+            scrubber_dot_api_dot_scrubber__pb2.AgentPauseReport.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.AgentPauseReportResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -764,7 +809,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeNode(self, request, context):
-        """Withdraw the operators' request, or every request. Every device is dirty then.
+        """Withdraw the operators' request, or every request, also those of plugins. Every device is dirty then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -80,11 +80,16 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
         return pb.SetResourceMappingResponse()
 
     async def SetYield(self, request: pb.SetYieldRequest, context: Context) -> pb.NodeYield:
+        plugin = messages.parse_plugin_name(request)
         if reason := messages.parse_yield_reason(request):
-            await self._service.yields.request(YieldRequester.PLUGIN, reason, "plugin")
+            await self._service.yields.request(YieldRequester.PLUGIN, reason, plugin)
         else:
-            await self._service.yields.withdraw({YieldRequester.PLUGIN}, "the plugin no longer requests it", "plugin")
+            await self._service.yields.withdraw(YieldRequester.PLUGIN, "the plugin no longer requests it", plugin)
         return messages.yield_message(self._service.service_view())
+
+    async def ReportAgentPause(self, request: pb.AgentPauseReport, context: Context) -> pb.AgentPauseReportResponse:
+        await self._service.pauses.report(messages.parse_pause_report(request))
+        return pb.AgentPauseReportResponse()
 
 
 class ReadServicer(scrubber_pb2_grpc.ReadServicer):
@@ -227,8 +232,7 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
 
     async def ResumeNode(self, request: pb.ResumeNodeRequest, context: Context) -> pb.NodeYield:
         reason, actor = messages.parse_reason(request), authorized_actor(context.peer())
-        ended = set(YieldRequester) if request.all else {YieldRequester.OPERATOR}
-        await self._service.yields.withdraw(ended, reason, actor)
+        await self._service.yields.withdraw(YieldRequester.OPERATOR, reason, actor, everyone=request.all)
         return messages.yield_message(self._service.service_view())
 
     def _update_message(self, update: ScrubUpdate) -> pb.ScrubUpdate:

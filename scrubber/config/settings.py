@@ -215,6 +215,8 @@ class ServiceSettings:
         read_group: its members may use the read socket, instead of the admin group; None: the admin group.
         poll_interval: seconds between two checks of holders; checks of device users are at most 1 s apart.
         nvidia_driver_root: where NVIDIA's driver is installed: its libraries, its programs, its device nodes.
+        dcgmi: the program that lets DCGM release the driver for a reset; None: DCGM is not asked to.
+        dcgm_address: of DCGM's host engine; empty: the program's own default.
         fail_on_init_error: whether a missing driver at the start ends the service; otherwise the service waits for it.
         disabled_healthchecks: the value of ``DP_DISABLE_HEALTHCHECKS``: XIDs to ignore.
         list_stabilize_seconds: seconds after a kubelet's start during which an empty pod list proves nothing.
@@ -248,6 +250,8 @@ class ServiceSettings:
     poll_interval: float = 1.0
     list_stabilize_seconds: float = 60.0
     nvidia_driver_root: Path = Path("/")
+    dcgmi: Path | None = None
+    dcgm_address: str = ""
     fail_on_init_error: bool = False
     disabled_healthchecks: DisabledHealthchecks = DisabledHealthchecks()
 
@@ -266,6 +270,10 @@ class ServiceSettings:
         if not self.node_name or any(each.isspace() for each in self.node_name):
             raise InvalidConfiguration(
                 f'"{self.node_name}" is not a valid node name; pass one without spaces with --node-name.'
+            )
+        if self.dcgm_address.startswith("-") or any(each.isspace() for each in self.dcgm_address):
+            raise InvalidConfiguration(
+                f'"{self.dcgm_address}" is not an address of DCGM; pass HOST or HOST:PORT with --dcgm-address.'
             )
         self._check_directories()
         self._check_times()

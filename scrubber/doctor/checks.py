@@ -12,16 +12,42 @@ from collections.abc import Sequence
 
 from scrubber.doctor.cgroups import cgroups
 from scrubber.doctor.container_runtime import cdi_annotations, nri_annotations, toolkit
-from scrubber.doctor.gpus import device_nodes, driver, persistenced, scrub_on_free, unauthorized_use
+from scrubber.doctor.gpu_operator import (
+    config_manager,
+    deploy_label,
+    driver_mounts,
+    driver_root,
+    mig_manager,
+    nvsentinel_yield,
+    operator_validations,
+    runtime_class,
+)
+from scrubber.doctor.gpus import (
+    confidential_computing,
+    device_nodes,
+    driver,
+    persistenced,
+    scrub_on_free,
+    unauthorized_use,
+)
 from scrubber.doctor.host import clock, kernel
-from scrubber.doctor.infrastructure import holders, infrastructure_agents, infrastructure_namespaces
+from scrubber.doctor.infrastructure import (
+    holders,
+    infrastructure_accounts,
+    infrastructure_agents,
+    infrastructure_namespaces,
+    reset_blockers,
+)
+from scrubber.doctor.injection import cdi_hook, injection, plugin_config_file
 from scrubber.doctor.kubelet import kubelet, pid_namespace, plugins, pod_resources
 from scrubber.doctor.ledger import ledger_disk, ledger_lock, signing_key, state_dir
 from scrubber.doctor.libraries import bindings, driver_libraries, libraries
 from scrubber.doctor.model import CheckContext, CheckFunction, CheckLevel, CheckResult, unknown_result
 from scrubber.doctor.permissions import capabilities, permissions, sockets
 from scrubber.doctor.policy import policy
+from scrubber.doctor.recommendation import recommendation
 from scrubber.doctor.service import (
+    agents_paused,
     audit_head,
     break_glass,
     breaker,
@@ -48,12 +74,15 @@ CHECKS: tuple[CheckFunction, ...] = (
     enforcement,
     devices,
     holders,
+    reset_blockers,
     breaker,
     break_glass,
     yielded,
+    agents_paused,
     policy,
     infrastructure_agents,
     infrastructure_namespaces,
+    infrastructure_accounts,
     permissions,
     sockets,
     capabilities,
@@ -66,6 +95,17 @@ CHECKS: tuple[CheckFunction, ...] = (
     toolkit,
     cdi_annotations,
     nri_annotations,
+    injection,
+    cdi_hook,
+    plugin_config_file,
+    config_manager,
+    driver_root,
+    driver_mounts,
+    deploy_label,
+    nvsentinel_yield,
+    mig_manager,
+    runtime_class,
+    operator_validations,
     driver,
     driver_libraries,
     bindings,
@@ -74,6 +114,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     unauthorized_use,
     scrub_on_free,
     persistenced,
+    confidential_computing,
     kubelet,
     plugins,
     pod_resources,
@@ -81,6 +122,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     cgroups,
     kernel,
     clock,
+    recommendation,
 )
 """Every check, in the order in which people read them."""
 

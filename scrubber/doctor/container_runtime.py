@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from scrubber.adapters.kernel_text import value_in
+from scrubber.doctor.deployment import CDI_STRATEGIES, list_strategies, visible_plugin
 from scrubber.doctor.files import list_matching, path_exists, read_bytes, read_text
-from scrubber.doctor.kubelet import sees_node_root
+from scrubber.doctor.kubelet import pid_namespace_problem, sees_node_root
 from scrubber.doctor.model import AS_ROOT, CheckContext, CheckLevel, CheckResult, unknown_result
 
-__all__ = ["cdi_annotations", "nri_annotations", "toolkit"]
+__all__ = [
+    "NOT_THE_NODE",
+    "ON_THE_NODE",
+    "OPERATORS_TOOLKIT_CONFIG",
+    "TOOLKIT_BIN_DIRS",
+    "TOOLKIT_PROGRAMS",
+    "NriPlugin",
+    "cdi_annotations",
+    "find_nri_plugin",
+    "nri_annotations",
+    "read_toml",
+    "toolkit",
+]
 
 ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
-TOOLKIT_CONFIGS = (
-    Path("/etc/nvidia-container-runtime/config.toml"),
-    Path("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"),  # as the GPU Operator installs it
-)
+OPERATORS_TOOLKIT_CONFIG = Path("/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml")
+"""As the GPU Operator installs it; it writes the file again whenever its toolkit pod starts."""
+TOOLKIT_CONFIGS = (Path("/etc/nvidia-container-runtime/config.toml"), OPERATORS_TOOLKIT_CONFIG)
 TOOLKIT_PROGRAMS = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-ctk")
 TOOLKIT_BIN_DIRS = (Path("/usr/bin"), Path("/usr/local/bin"), Path("/usr/local/nvidia/toolkit"))
 
@@ -60,35 +74,48 @@ def toolkit(node: CheckContext) -> Iterator[CheckResult]:
     except OSError as error:
         yield unknown_result("toolkit-envvar", "whether any pod can select GPUs is unknown", error)
         return
+    uses_cdi = _plugin_uses_cdi(node)
     for path in found:
-        yield from _toolkit_config(path)
+        yield from _toolkit_config(path, uses_cdi=uses_cdi, operators=path == node.path(OPERATORS_TOOLKIT_CONFIG))
     if not found and programs:
         message = f"{programs[0]} is installed and has no configuration, so {_ANY_POD}."
         yield CheckResult("toolkit-envvar", CheckLevel.ERROR, message, _refuse_envvar(node.path(TOOLKIT_CONFIGS[0])))
     elif not found and not sees_node_root(node):
         message = (
-            f"No container toolkit of NVIDIA is visible {_NOT_THE_NODE}, so whether any pod can select GPUs is unknown."
+            f"No container toolkit of NVIDIA is visible {NOT_THE_NODE}, so whether any pod can select GPUs is unknown."
         )
-        yield CheckResult("toolkit-envvar", CheckLevel.WARNING, message, _ON_THE_NODE)
+        yield CheckResult("toolkit-envvar", CheckLevel.WARNING, message, ON_THE_NODE)
     elif not found:
         yield CheckResult("toolkit-envvar", CheckLevel.OK, "NVIDIA's container toolkit is not installed.")
 
 
-_NOT_THE_NODE = "here, but this may be a container's root directory instead of the node's"
-_ON_THE_NODE = "Run scrubber doctor as root on the node, or with --node-root /proc/1/root in a pod with hostPID."
+NOT_THE_NODE = "here, but this may be a container's root directory instead of the node's"
+ON_THE_NODE = "Run scrubber doctor as root on the node, or with --node-root /proc/1/root in a pod with hostPID."
 _ANY_POD = "any pod gets every GPU by setting NVIDIA_VISIBLE_DEVICES=all, bypassing the kubelet and this service"
 
 
-def _refuse_envvar(path: Path) -> str:
+def _plugin_uses_cdi(node: CheckContext) -> bool:
+    """Return whether our plugin passes devices by CDI only; also False where that is not known."""
+    plugin = visible_plugin(node)
+    strategies = frozenset() if plugin is None else list_strategies(plugin)
+    return bool(strategies) and strategies <= CDI_STRATEGIES
+
+
+def _refuse_envvar(path: Path, *, operators: bool = False) -> str:
+    if operators:
+        return (
+            "Set ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED=false in toolkit.env of the ClusterPolicy: the GPU "
+            f"Operator overwrites {path}."
+        )
     return (
         f"Set {ENVVAR} = false in {path}, and let the plugin select devices by volume-mounts ({VOLUME_MOUNTS} "
         "= true) or by CDI (--device-list-strategy)."
     )
 
 
-def _toolkit_config(path: Path) -> Iterator[CheckResult]:
+def _toolkit_config(path: Path, *, uses_cdi: bool, operators: bool) -> Iterator[CheckResult]:
     try:
-        options = _toml(path)
+        options = read_toml(path)
     except PermissionError as error:
         yield unknown_result("toolkit-envvar", "whether any pod can select GPUs is unknown", error)
         return
@@ -102,11 +129,15 @@ def _toolkit_config(path: Path) -> Iterator[CheckResult]:
     if envvar is not False:
         says = f"sets {ENVVAR} = {str(envvar).lower()}" if ENVVAR in options else f"does not set {ENVVAR} = false"
         message = f"{path} {says}, so {_ANY_POD}."
-        yield CheckResult("toolkit-envvar", CheckLevel.ERROR, message, _refuse_envvar(path))
+        yield CheckResult("toolkit-envvar", CheckLevel.ERROR, message, _refuse_envvar(path, operators=operators))
     else:
         yield CheckResult(
             "toolkit-envvar", CheckLevel.OK, f"{path}: unprivileged pods cannot select GPUs by environment variable."
         )
+        if mounts is not True and uses_cdi:
+            message = f"{path}: devices reach unprivileged containers by CDI only, which the plugin uses."
+            yield CheckResult("toolkit-volume-mounts", CheckLevel.OK, message)
+            return
         if mounts is not True:
             message = f"{path}: devices reach unprivileged containers by CDI only."
             remedy = (
@@ -130,14 +161,15 @@ def cdi_annotations(node: CheckContext) -> Iterator[CheckResult]:
     found = False
     try:
         configs = [path for path in map(node.path, _RUNTIMES) if path_exists(path)]
-        configs += list_matching(node.path(_CRIO_DROP_INS), "*.conf")
+        # CRI-O reads every file below the directory, whatever its name.
+        configs += [each for each in list_matching(node.path(_CRIO_DROP_INS), "*") if not each.is_dir()]
         configs = [each for config in configs for each in (config, *_imported_configs(node, config))]
     except OSError as error:
         yield unknown_result("cdi-annotations", "whether a pod can select a GPU by an annotation is unknown", error)
         return
     for path in configs:
         try:
-            patterns = list(_patterns_in(_toml(path)))
+            patterns = list(_patterns_in(read_toml(path)))
         except (OSError, ValueError, RecursionError) as error:
             found = True
             message = f"{path} cannot be read: {_error_text(error)}. Whether a pod can select a GPU is unknown."
@@ -155,10 +187,10 @@ def cdi_annotations(node: CheckContext) -> Iterator[CheckResult]:
             yield CheckResult("cdi-annotations", CheckLevel.WARNING, message, remedy)
     if not configs and not sees_node_root(node):
         message = (
-            f"No container runtime's configuration is visible {_NOT_THE_NODE}, so whether a pod can select a GPU by an "
+            f"No container runtime's configuration is visible {NOT_THE_NODE}, so whether a pod can select a GPU by an "
             "annotation is unknown."
         )
-        yield CheckResult("cdi-annotations", CheckLevel.WARNING, message, _ON_THE_NODE)
+        yield CheckResult("cdi-annotations", CheckLevel.WARNING, message, ON_THE_NODE)
     elif configs and not found:
         message = "The container runtime is not configured to pass on pods' own CDI annotations."
         yield CheckResult("cdi-annotations", CheckLevel.OK, message)
@@ -172,16 +204,13 @@ def nri_annotations(node: CheckContext) -> Iterator[CheckResult]:
     pods is not visible on the node.
     """
     try:
-        processes = list_matching(node.path("/proc"), "[0-9]*")
-        if not processes:
-            raise FileNotFoundError(errno.ENOENT, "No process is visible", str(node.path("/proc")))
-        injecting = [path.name for path in processes if _is_installer(path) and _runs_nri_plugin(path)]
+        found = find_nri_plugin(node)
     except OSError as error:
         yield unknown_result("nri-annotations", "whether a pod can select a GPU by an annotation is unknown", error)
         return
-    if injecting:
+    if found is not None:
         message = (
-            f"NVIDIA's container toolkit (PID {injecting[0]}) runs its NRI plugin, which gives any pod the GPU that the "
+            f"NVIDIA's container toolkit (PID {found.pid}) runs its NRI plugin, which gives any pod the GPU that the "
             "pod's annotation nvidia.cdi.k8s.io/container.NAME names, bypassing the kubelet and this service."
         )
         remedy = (
@@ -189,9 +218,58 @@ def nri_annotations(node: CheckContext) -> Iterator[CheckResult]:
             "set cdi.nriPluginEnabled=false in the GPU Operator."
         )
         yield CheckResult("nri-annotations", CheckLevel.WARNING, message, remedy)
+    elif (problem := pid_namespace_problem(node)) is not None:
+        message = (
+            "No process with the NRI plugin of NVIDIA's container toolkit is visible here, but others may run on the node, "
+            f"so whether a pod can select a GPU by an annotation is unknown. {problem.message}"
+        )
+        yield CheckResult("nri-annotations", CheckLevel.WARNING, message, ON_THE_NODE)
     else:
-        message = "No process with the NRI plugin of NVIDIA's container toolkit is visible here."
+        message = "No process on this node runs the NRI plugin of NVIDIA's container toolkit."
         yield CheckResult("nri-annotations", CheckLevel.OK, message)
+
+
+@dataclass(frozen=True, slots=True)
+class NriPlugin:
+    """The process that runs the NRI plugin of NVIDIA's container toolkit.
+
+    Attributes:
+        namespaces: namespaces other than its own whose pods it gives management devices.
+    """
+
+    pid: int
+    namespaces: frozenset[str]
+
+
+def find_nri_plugin(node: CheckContext) -> NriPlugin | None:
+    """Return the process with the NRI plugin; None if none is visible.
+
+    Raises:
+        OSError: the processes, or the settings of the one that installs the toolkit, cannot be read.
+    """
+    processes = list_matching(node.path("/proc"), "[0-9]*")
+    if not processes:
+        raise FileNotFoundError(errno.ENOENT, "No process is visible", str(node.path("/proc")))
+    for path in processes:
+        if not _is_installer(path):
+            continue
+        try:
+            words = (read_bytes(path / "environ") + b"\0" + read_bytes(path / "cmdline")).split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if any(each in _NRI_SETTINGS for each in words):
+            return NriPlugin(int(path.name), frozenset(_nri_namespaces(words)))
+    return None
+
+
+def _nri_namespaces(words: list[bytes]) -> Iterator[str]:
+    flag = b"--nri-management-cdi-device-namespaces"
+    for number, word in enumerate(words):
+        name, _, value = word.partition(b"=")
+        if word == flag and number + 1 < len(words):
+            value = words[number + 1]
+        if name in (flag, b"NRI_MANAGEMENT_CDI_DEVICE_NAMESPACES"):
+            yield from (os.fsdecode(each.strip()) for each in value.split(b",") if each.strip())
 
 
 def _is_installer(process: Path) -> bool:
@@ -201,19 +279,6 @@ def _is_installer(process: Path) -> bool:
         return False
 
 
-def _runs_nri_plugin(process: Path) -> bool:
-    """Return whether the variable or the flag that starts the NRI plugin is set.
-
-    Raises:
-        OSError: this cannot be read.
-    """
-    try:
-        words = b"\0" + read_bytes(process / "environ") + b"\0" + read_bytes(process / "cmdline") + b"\0"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return any(b"\0%b\0" % each in words for each in _NRI_SETTINGS)
-
-
 def _imported_configs(node: CheckContext, config: Path) -> list[Path]:
     """Return the files that containerd imports; an unreadable ``config`` is reported by the caller that reads it next.
 
@@ -221,7 +286,7 @@ def _imported_configs(node: CheckContext, config: Path) -> list[Path]:
         OSError: a directory with such files cannot be listed.
     """
     try:
-        patterns = _toml(config).get("imports", [])
+        patterns = read_toml(config).get("imports", [])
     except (OSError, ValueError, RecursionError):
         return []
     found: list[Path] = []
@@ -232,7 +297,7 @@ def _imported_configs(node: CheckContext, config: Path) -> list[Path]:
     return found
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     """Parse ``path``. Raises OSError, ValueError and RecursionError if it cannot be read or is not TOML."""
     text = read_text(path)
     import tomllib  # most nodes have no such file

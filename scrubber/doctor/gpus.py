@@ -5,15 +5,26 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 from scrubber.adapters.kernel_text import number_in, value_in
+from scrubber.doctor.environment import driver_roots
 from scrubber.doctor.files import format_mode, list_matching, path_exists, read_bytes, read_text
 from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, unknown_result
 
-__all__ = ["device_nodes", "driver", "driver_version", "persistenced", "scrub_on_free", "unauthorized_use"]
+__all__ = [
+    "confidential_computing",
+    "device_nodes",
+    "driver",
+    "driver_version",
+    "persistenced",
+    "scrub_on_free",
+    "unauthorized_use",
+]
 
 _VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)*)\b")
 _NO_SCRUB_ON_FREE = re.compile(r"RmDisableScrubOnFree\s*[=:]\s*(?:0x)?0*[1-9a-f]", re.IGNORECASE)
+_PERSISTENCED_PID = "run/nvidia-persistenced/nvidia-persistenced.pid"
 _GPU_NODE = re.compile(r"nvidia\d+")
 
 
@@ -78,15 +89,13 @@ def persistenced(node: CheckContext) -> Iterator[CheckResult]:
     """nvidia-persistenced keeps the driver's state while no process uses a GPU."""
     if not node.has_driver:
         return
-    path = node.path("/run/nvidia-persistenced/nvidia-persistenced.pid")
     try:
-        pid = number_in(value_in(read_bytes(path, 64)).encode()) if path_exists(path) else 0
-    except ValueError:
-        pid = 0
+        pids = [_pid_in(root / _PERSISTENCED_PID) for root in driver_roots(node)]
     except OSError as error:
         yield unknown_result("persistenced", "whether nvidia-persistenced runs is unknown", error)
         return
-    if pid > 0 and path_exists(node.path(f"/proc/{pid}")):
+    pid = next((each for each in pids if each > 0 and path_exists(node.path(f"/proc/{each}"))), 0)
+    if pid:
         message = f"nvidia-persistenced is running (PID {pid}); a reset makes it release the GPU, and reconnects it."
         yield CheckResult("persistenced", CheckLevel.OK, message)
         return
@@ -95,6 +104,14 @@ def persistenced(node: CheckContext) -> Iterator[CheckResult]:
         "error counters and settings whenever no process uses it, and every first use is slow."
     )
     yield CheckResult("persistenced", CheckLevel.WARNING, message, "systemctl enable --now nvidia-persistenced")
+
+
+def _pid_in(path: Path) -> int:
+    """Return the PID in a file; 0 if there is none. Raises OSError."""
+    try:
+        return number_in(value_in(read_bytes(path, 64)).encode()) if path_exists(path) else 0
+    except ValueError:
+        return 0
 
 
 def device_nodes(node: CheckContext) -> Iterator[CheckResult]:
@@ -140,3 +157,21 @@ def unauthorized_use(node: CheckContext) -> Iterator[CheckResult]:
         "is not detected until it creates a context, or until the next slow path."
     )
     yield CheckResult("unauthorized-use", CheckLevel.OK, message)
+
+
+def confidential_computing(node: CheckContext) -> Iterator[CheckResult]:
+    """Which GPUs are in a confidential-computing mode, and whether that mode protects them; nothing if none is."""
+    modes = {device.index: device.confidential for device in node.service.devices or () if device.confidential}
+    if not modes:
+        return
+    which = f"GPU {', '.join(sorted(modes))}"
+    if "devtools" in modes.values():
+        message = f"The confidential-computing mode of {which} is for debuggers: they can read what it should protect."
+        remedy = "Set the mode on (gpu-admin-tools: --set-cc-mode=on), and reset the GPUs."
+        yield CheckResult("confidential-computing", CheckLevel.WARNING, message, remedy)
+        return
+    message = (
+        f"{which}: in a confidential-computing mode. The service alone sets the GPUs ready, and certificates carry the "
+        "digest of an attestation report, which is not compared with reference values."
+    )
+    yield CheckResult("confidential-computing", CheckLevel.OK, message)

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from scrubber.doctor.deployment import find_service, pod_names
 from scrubber.doctor.files import path_exists
 from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, DeviceReport, ReportedHolder, unknown_result
 from scrubber.doctor.policy import active_policy_file
 from scrubber.domain.errors import InvalidConfiguration
 from scrubber.domain.formatting import format_utc
-from scrubber.domain.policy import Infrastructure
+from scrubber.domain.policy import Policy, ResetMode
 
-__all__ = ["holders", "infrastructure_agents", "infrastructure_namespaces"]
+__all__ = [
+    "holders",
+    "infrastructure_accounts",
+    "infrastructure_agents",
+    "infrastructure_namespaces",
+    "reset_blockers",
+]
 
 _SYSTEM_SLICE = Path("/sys/fs/cgroup/system.slice")
 _RESERVED = "kube-"
@@ -43,10 +50,14 @@ def holders(node: CheckContext) -> Iterator[CheckResult]:
 
 
 def _who(holder: ReportedHolder) -> str:
-    pod = f"{holder.namespace}/{holder.pod}" if holder.pod else f"pod {holder.pod_uid}" if holder.pod_uid else ""
-    owner = pod or holder.unit
+    owner = _owner(holder)
     who = f"PID {holder.pid} ({holder.command or 'unknown'})" if holder.pid else "Something without a process"
     return f"{who} of {owner}" if owner else f"{who}, outside all pods and units,"
+
+
+def _owner(holder: ReportedHolder) -> str:
+    pod = f"{holder.namespace}/{holder.pod}" if holder.pod else f"pod {holder.pod_uid}" if holder.pod_uid else ""
+    return pod or holder.unit
 
 
 def _holder_remedy(holder: ReportedHolder, node: CheckContext) -> str:
@@ -72,12 +83,68 @@ def _holder_remedy(holder: ReportedHolder, node: CheckContext) -> str:
     )
 
 
+def reset_blockers(node: CheckContext) -> Iterator[CheckResult]:
+    """No agent of the node holds a device permanently and so blocks its reset."""
+    devices, name = node.service.devices, "reset-blockers"
+    if not node.service.is_available or devices is None:
+        return
+    held = [each for each in devices if each.agents]
+    if not held:
+        yield CheckResult(
+            name, CheckLevel.OK, "No agent of the node is known to hold a device, and so to block its reset."
+        )
+        return
+    who = _listed({_owner(each) or each.command or f"PID {each.pid}" for device in held for each in device.agents})
+    policy, first = _policy(node), held[0].index or held[0].id
+    message = f"Agents of the node hold {len(held)} of {len(devices)} devices, which blocks resets of them: {who}."
+    remedy = f"scrubber reset-plan {first} names them, and shows how a reset is possible: docs/gpu-operator.md."
+    if policy is None:
+        message += " Whether the policy requires resets is unknown."
+        yield CheckResult(name, CheckLevel.WARNING, message, remedy)
+    elif any(each.reset is ResetMode.REQUIRED for each in (policy, *(each.policy for each in policy.overrides))):
+        message += " The policy requires a reset: without one, a device that was scrubbed stays out of service."
+        yield CheckResult(name, CheckLevel.WARNING, message, remedy)
+    else:
+        message += f" Scrubs go on without a reset. {remedy}"
+        yield CheckResult(name, CheckLevel.OK, message)
+
+
+def infrastructure_accounts(node: CheckContext) -> Iterator[CheckResult]:
+    """The service can see the accounts by which the policy narrows the pods that it allows."""
+    name = "infrastructure-accounts"
+    problem: OSError | None = None
+    sees_tokens = False
+    try:
+        service = find_service(node)
+        if service is None or not service.pod_uid:
+            return
+        sees_tokens = path_exists(service.root / str(node.kubelet_dir).lstrip("/") / "pods")
+    except OSError as error:
+        problem = error
+    policy = _policy(node)
+    if policy is None or not any(each.service_account for each in policy.infrastructure.pods):
+        return
+    if problem is not None:
+        yield unknown_result(name, "whether the service sees the accounts of pods is unknown", problem)
+        return
+    if sees_tokens:
+        yield CheckResult(name, CheckLevel.OK, "The service can compare the accounts that the policy lists.")
+        return
+    message = (
+        f"The policy lists service accounts, but {node.kubelet_dir}/pods is not mounted in the service's pod: every pod of "
+        "these namespaces counts, and none that is listed with class: driver and an account may have a context."
+    )
+    remedy = f"Mount {node.kubelet_dir}/pods read-only with mountPropagation: HostToContainer: docs/deploying.md."
+    yield CheckResult(name, CheckLevel.WARNING, message, remedy)
+
+
 def infrastructure_agents(node: CheckContext) -> Iterator[CheckResult]:
     """The policy allows the agents that run on this node, as far as their names show; names prove nothing."""
     name = "infrastructure-agents"
-    allowed = _allowed(node)
-    if allowed is None:
+    policy = _policy(node)
+    if policy is None:
         return  # the policy check reports it
+    allowed = policy.infrastructure
     from scrubber.config.infrastructure_file import load_infrastructure_table
 
     groups = load_infrastructure_table().values()
@@ -131,8 +198,8 @@ def infrastructure_agents(node: CheckContext) -> Iterator[CheckResult]:
 def infrastructure_namespaces(node: CheckContext) -> Iterator[CheckResult]:
     """Only agents run in the namespaces whose pods the policy allows on every device."""
     name = "infrastructure-namespaces"
-    allowed = _allowed(node)
-    if allowed is None or not allowed.all_pods:
+    policy = _policy(node)
+    if policy is None or not (allowed := policy.infrastructure).all_pods:
         return
     from scrubber.config.infrastructure_file import load_infrastructure_table
 
@@ -182,29 +249,18 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _pods(node: CheckContext) -> list[tuple[str, str]]:
-    """Return namespace and name of every pod with a log directory.
-
-    Raises:
-        OSError: the directory exists and cannot be read.
-    """
-    # Imported here: otherwise every other command would wait for what the kubelet's adapter loads.
-    from scrubber.adapters.kubelet.pod_logs import index_pod_logs
-
-    try:
-        entries = [each.name for each in node.pod_logs.iterdir()]
-    except FileNotFoundError:
-        return []
-    return sorted(index_pod_logs(entries).uids)
+    """Return namespace and name of every pod with a log directory. Raises OSError."""
+    return sorted(set(pod_names(node).values()))
 
 
-def _allowed(node: CheckContext) -> Infrastructure | None:
-    """Return what the policy file allows; None if there is no valid policy, which another check reports."""
+def _policy(node: CheckContext) -> Policy | None:
+    """Return the policy of the file; None if there is no valid one, which another check reports."""
     if not (file := node.policy or active_policy_file(node)):
         return None
     # Imported here: otherwise every other command would wait for a YAML parser.
     from scrubber.config.policy_file import load_policy
 
     try:
-        return load_policy(file).infrastructure
+        return load_policy(file)
     except InvalidConfiguration:
         return None

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scrubber.doctor.files import has_listener, is_same_directory, list_matching, path_exists
 from scrubber.doctor.model import AS_ROOT, CheckContext, CheckLevel, CheckResult, unknown_result
 
-__all__ = ["kubelet", "pid_namespace", "plugins", "pod_resources", "pod_resources_socket", "sees_node_root"]
+if TYPE_CHECKING:
+    from scrubber.adapters.kubelet.pid_namespace import PidNamespaceProblem
+
+__all__ = [
+    "OUR_SOCKET_PREFIX",
+    "kubelet",
+    "pid_namespace",
+    "pid_namespace_problem",
+    "plugins",
+    "pod_resources",
+    "pod_resources_socket",
+    "sees_node_root",
+]
 
 _START_HINT = "systemctl status kubelet; or pass its directory (its --root-dir) with --kubelet-dir."
-_OUR_SOCKET_PREFIX = "scrubber-"
+OUR_SOCKET_PREFIX = "scrubber-"
 _VENDOR_SOCKET_PREFIXES = ("nvidia-", "nvidia.")
 """Prefixes of the socket names of NVIDIA's own plugin."""
 
@@ -88,7 +101,7 @@ def plugins(node: CheckContext) -> Iterator[CheckResult]:
         for name in ("device-plugins", "plugins_registry"):
             found += list_matching(directory / name, "*.sock")
         rivals = [each for each in found if each.name.startswith(_VENDOR_SOCKET_PREFIXES) and _has_listener(each)]
-        ours = [each for each in found if each.name.startswith(_OUR_SOCKET_PREFIX) and _has_listener(each)]
+        ours = [each for each in found if each.name.startswith(OUR_SOCKET_PREFIX) and _has_listener(each)]
     except OSError as error:
         yield unknown_result("device-plugins", "which plugins serve the kubelet is unknown", error)
         return
@@ -162,10 +175,15 @@ def sees_node_root(node: CheckContext) -> bool:
     """
     if node.root_of_init is None:
         return True
+    return pid_namespace_problem(node) is None and is_same_directory(node.root, node.root_of_init)
+
+
+def pid_namespace_problem(node: CheckContext) -> PidNamespaceProblem | None:
+    """Return why this process may not see the node's processes; None if it certainly does."""
+    # Imported here: otherwise every other command would wait for what the kubelet's adapter loads.
     from scrubber.adapters.kubelet.pid_namespace import find_problem, read_pid_namespace
 
-    problem = find_problem(read_pid_namespace(pod_resources_socket(node), node.path("/proc")))
-    return problem is None and is_same_directory(node.root, node.root_of_init)
+    return find_problem(read_pid_namespace(pod_resources_socket(node), node.path("/proc")))
 
 
 def pid_namespace(node: CheckContext) -> Iterator[CheckResult]:
@@ -173,10 +191,7 @@ def pid_namespace(node: CheckContext) -> Iterator[CheckResult]:
     if node.service.simulated:
         yield CheckResult("pid-namespace", CheckLevel.OK, "The simulated node does not need the node's PID namespace.")
         return
-    # Imported here: otherwise every other command would wait for what the kubelet's adapter loads.
-    from scrubber.adapters.kubelet.pid_namespace import find_problem, read_pid_namespace
-
-    doubt = find_problem(read_pid_namespace(pod_resources_socket(node), node.path("/proc")))
+    doubt = pid_namespace_problem(node)
     if doubt is None:
         yield CheckResult("pid-namespace", CheckLevel.OK, "The node's processes are visible from here.")
         return

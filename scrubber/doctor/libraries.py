@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from scrubber.doctor.environment import driver_roots
 from scrubber.doctor.files import read_bytes
 from scrubber.doctor.gpus import driver_version
 from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult
@@ -126,9 +127,10 @@ def driver_libraries(node: CheckContext) -> Iterator[CheckResult]:
     """The driver's libraries are where the loader finds them. No compiler (NVRTC) is needed: our kernels are shipped."""
     if node.service.simulated or not node.has_driver:
         return  # not needed, or the driver check reports what is missing first
-    missing = [name for name in _DRIVERS if _find(node, name) is None]
+    roots = driver_roots(node)
+    missing = [name for name in _DRIVERS if _find(node, name, roots) is None]
     if not missing:
-        found = _find(node, _DRIVERS[0])
+        found = _find(node, _DRIVERS[0], roots)
         yield CheckResult("driver-libraries", CheckLevel.OK, f"The driver's libraries are installed: {found}.")
         return
     message = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} in none of the searched directories."
@@ -141,9 +143,9 @@ def driver_libraries(node: CheckContext) -> Iterator[CheckResult]:
     yield CheckResult("driver-libraries", level, message, remedy)
 
 
-def _find(node: CheckContext, name: str) -> Path | None:
+def _find(node: CheckContext, name: str, roots: Sequence[Path]) -> Path | None:
     named = [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each.startswith("/")]
-    default_directories = [node.root / each for each in _LIBRARY_DIRECTORIES]
+    default_directories = [root / each for root in roots for each in _LIBRARY_DIRECTORIES]
     for directory in (*named, *default_directories):
         try:
             if (directory / name).is_file():

@@ -23,6 +23,7 @@ __all__ = [
     "CheckResult",
     "DeviceReport",
     "KubeletReport",
+    "Recommendation",
     "ReportedHolder",
     "ServicePaths",
     "ServiceReport",
@@ -44,13 +45,46 @@ class CheckLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The configuration that fits this node.
+
+    Attributes:
+        environment: what was recognized, for people.
+        resources: kustomizations, as the kustomization of a cluster lists them; empty for systemd units.
+        components: components beside them.
+        choices: components of which one is right, where the node does not show which.
+        plugin_environment: further variables of the plugin.
+        cluster_policy: keys of the GPU Operator's ClusterPolicy and their values.
+        toolkit_environment: entries of ``toolkit.env`` in the ClusterPolicy.
+        policy: lines for a policy of ours; empty where the bundled ones fit.
+        notes: what else to do.
+    """
+
+    environment: str
+    resources: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    plugin_environment: tuple[tuple[str, str], ...] = ()
+    cluster_policy: tuple[tuple[str, str], ...] = ()
+    toolkit_environment: tuple[tuple[str, str], ...] = ()
+    policy: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of one check; ``remedy`` is what to do, and is empty when there is nothing to do."""
+    """The result of one check.
+
+    Attributes:
+        remedy: what to do; empty when there is nothing to do.
+        recommendation: the configuration that fits this node, from the check that determines it.
+    """
 
     name: str
     level: CheckLevel
     message: str
     remedy: str = ""
+    recommendation: Recommendation | None = None
 
 
 def unknown_result(name: str, what: str, error: OSError, remedy: str = AS_ROOT) -> CheckResult:
@@ -87,7 +121,9 @@ class DeviceReport:
         unauthorized_users: number of processes that use it without a grant.
         uninspected_processes: number of findings of its last scrub that name processes which could not be inspected.
         holders: processes beside which the device, which is free, cannot be cleared.
+        agents: processes of the node's infrastructure that hold it, also while a pod has it: they block a reset.
         break_glass_until: end of the break-glass override, in seconds since the epoch; None while none is active.
+        confidential: its confidential-computing mode; empty for none.
     """
 
     id: str
@@ -99,8 +135,10 @@ class DeviceReport:
     unauthorized_users: int = 0
     uninspected_processes: int = 0
     holders: tuple[ReportedHolder, ...] = ()
+    agents: tuple[ReportedHolder, ...] = ()
     break_glass_until: float | None = None
     break_glass: str = ""
+    confidential: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +169,8 @@ class ServiceReport:
         admin_group, read_group: groups whose members may administer and read; empty if there is none.
         yield_reasons: why the node is yielded, one text for each request; empty while it is not.
         yield_remaining: PIDs of processes of the service that could not be killed and may use the driver.
+        agent_pause: how agents are paused for a reset, since when, and what was changed for it; empty while none are.
+        is_agent_pause_ending: whether they are to be restored.
     """
 
     error: str = ""
@@ -159,6 +199,8 @@ class ServiceReport:
     read_group: str = ""
     yield_reasons: tuple[str, ...] = ()
     yield_remaining: tuple[int, ...] = ()
+    agent_pause: str = ""
+    is_agent_pause_ending: bool = False
     paths: ServicePaths = ServicePaths()
 
     @property

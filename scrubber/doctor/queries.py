@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from scrubber.doctor.model import DeviceReport, KubeletReport, ReportedHolder, ServicePaths, ServiceReport
 from scrubber.domain.assignment import Trust
 from scrubber.domain.errors import PermissionDenied, ScrubberError
+from scrubber.domain.formatting import format_utc
 
 if TYPE_CHECKING:
     from scrubber.adapters.kubelet.listening_process import PodUidLookup
@@ -73,11 +74,19 @@ def _service_report(
         kubelet_status=info.kubelet_status,
         yield_reasons=tuple(f"{each.actor}: {each.reason}" for each in info.node_yield.requests),
         yield_remaining=tuple(info.node_yield.remaining_pids),
+        agent_pause=_agent_pause(info.agent_pause) if info.HasField("agent_pause") else "",
+        is_agent_pause_ending=info.agent_pause.ending,
         pid=info.pid,
         admin_group=info.admin_group,
         read_group=info.read_group,
         paths=ServicePaths(**{name: _service_path(info, name.replace("_", "-")) for name in ServicePaths.__slots__}),
     )
+
+
+def _agent_pause(pause: pb.AgentPause) -> str:
+    changes = ", ".join(f"{each.key}={each.during}" for each in pause.changes)
+    parts = (f"by {pause.way} since {format_utc(pause.since)}", changes and f"with {changes}", pause.message)
+    return ". ".join(part.rstrip(".") for part in (" ".join(filter(None, parts[:2])), parts[2]) if part)
 
 
 def _service_path(info: pb.ServiceInfo, name: str) -> Path | None:
@@ -98,10 +107,12 @@ def _device_report(device: pb.Device) -> DeviceReport:
         unauthorized_users=len(device.unauthorized_users),
         uninspected_processes=len(device.uninspected_processes),
         holders=tuple(_holder_report(each) for each in device.holders if each.blocking and device.hygiene != "in-use"),
+        agents=tuple(_holder_report(each) for each in device.holders if each.kind == "infrastructure"),
         break_glass_until=device.break_glass.expires_at if broken else None,
         break_glass=f"{device.break_glass.actor} set a break-glass override ({device.break_glass.reason})"
         if broken
         else "",
+        confidential=device.attributes.get("confidential", ""),
     )
 
 

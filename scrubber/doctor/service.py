@@ -126,6 +126,8 @@ def devices(node: CheckContext) -> Iterator[CheckResult]:
     if out:
         states = ", ".join(sorted({each.state or "unknown" for each in out}))
         message = f"{len(out)} of {len(status.devices)} devices are out of service ({states}): {_names(out)}."
+        if len(out) == len(status.devices):
+            message += " The node has no allocatable GPU: an autoscaler may count it as not ready (docs/cluster.md)."
         remedy = (
             f"scrubber devices shows why; scrubber device {out[0].index or out[0].id} shows how the device returns."
         )
@@ -192,8 +194,27 @@ def yielded(node: CheckContext) -> Iterator[CheckResult]:
     if status.yield_remaining:
         pids = ", ".join(map(str, status.yield_remaining))
         message += f" The driver is still in use by processes of the service that cannot be killed: PID {pids}."
-    remedy = "scrubber resume --reason TEXT ends the operators' request; the plugin's ends with the label of the node."
+    remedy = "scrubber resume --reason TEXT ends the operators' request; a plugin's ends with the label of the node."
     yield CheckResult("yield", CheckLevel.WARNING, message, remedy)
+
+
+def agents_paused(node: CheckContext) -> Iterator[CheckResult]:
+    """Agents of the node that were paused for a reset have been restored."""
+    status = node.service
+    if not status.is_available:
+        return
+    if not status.agent_pause:
+        yield CheckResult("agent-pause", CheckLevel.OK, "No agents are paused for a reset.")
+        return
+    if not status.is_agent_pause_ending:
+        yield CheckResult("agent-pause", CheckLevel.OK, f"Agents are paused for a reset {status.agent_pause}.")
+        return
+    message = f"Agents that were paused for a reset are not restored yet: {status.agent_pause}."
+    remedy = (
+        "It takes seconds. If it lasts, see docs/runbooks/ScrubberAgentsPaused.md: look at the plugin's log, or undo the "
+        "changes yourself."
+    )
+    yield CheckResult("agent-pause", CheckLevel.WARNING, message, remedy)
 
 
 def audit_head(node: CheckContext) -> Iterator[CheckResult]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scrubber.domain.device import NodeIdentity
-from scrubber.domain.evidence import Certificate, PathKind, ScrubRecord, Severity, Step, StepResult, Verdict
+from scrubber.domain.evidence import (
+    Attestation,
+    Certificate,
+    PathKind,
+    ScrubRecord,
+    Severity,
+    Step,
+    StepResult,
+    Verdict,
+)
 from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
@@ -74,12 +83,14 @@ def certify(
     now: float,
     rests_on: str | None = None,
     basis: Basis = Basis.CERTIFICATE,
+    attestation: Attestation | None = None,
 ) -> Certificate:
     """Return the certificate of a path that passed; unused.
 
     Args:
         rests_on: for a fast path, the slow-path certificate that it rests on.
         basis: the basis of the grant; an exception where there is no proof of the memory.
+        attestation: the device's attestation, if one was made.
     """
     done = tuple(steps)
     covered = tuple(_claim(result) for result in done if result.verdict is Verdict.PASSED)
@@ -90,11 +101,17 @@ def certify(
         if step in ran:
             continue
         why = "not part of this path"
+        if step is Step.RESET and record.externally_reset:
+            why = "by another service, as that service says; not observed by this one"
         if step is Step.MEMORY and rests_on is not None and basis is Basis.CERTIFICATE:
             why = f"proved by {rests_on}, not checked again"
         elif step is Step.MEMORY and basis is not Basis.CERTIFICATE:
             why = f"not cleared, {_EXCEPTION_REASONS.get(basis, f'as the policy allows for {basis} starts')}"
         missing.append(f"{step.value}: {why}")
+    if attestation is not None:
+        covered += (f"attestation: report with SHA-256 {attestation.digest}; not compared with reference values",)
+    elif record.certificate is not None and record.certificate.attestation is not None:
+        missing.append(f"attestation: reported for {record.certificate.id}, not requested again")
     missing.append(
         f"use: a process that used the device for less than {MAX_UNDETECTED_SECONDS:g} s may have gone undetected"
     )
@@ -117,4 +134,5 @@ def certify(
         policy_digest=policy.proof_digest,
         issued_at=now,
         rests_on=rests_on if scrub.path is PathKind.FAST and basis not in UNCONDITIONAL_BASES else None,
+        attestation=attestation,
     )

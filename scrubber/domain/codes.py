@@ -100,6 +100,10 @@ class ErrorCode(StrEnum):
         "node-yielded",
         "The node is yielded, so that others can work with its driver; starts are tried again until that has ended.",
     )
+    WORK_GATE_CLOSED = (
+        "work-gate-closed",
+        "The devices' confidential-computing mode keeps them from accepting work; the start is tried again.",
+    )
     BREAKER_OPEN = (
         "breaker-open",
         "The node's circuit breaker is open, so that no recovery resets the device now; look for a common cause of the faults.",

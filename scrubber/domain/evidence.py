@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Self
 
 __all__ = [
+    "Attestation",
     "Certificate",
     "Evidence",
     "Finding",
@@ -195,6 +196,21 @@ class FindingCode(StrEnum):
         (_HOLDERS, _NOTE),
         (_HOLDERS, _BLOCKING),
     )
+    AGENTS_PAUSED = (
+        "agents-paused",
+        "Agents that had the device open were paused for its reset.",
+        (_RESET, _NOTE),
+    )
+    AGENT_PAUSE_FAILED = (
+        "agent-pause-failed",
+        "Agents that hold the device were to be paused for its reset, and did not release it; the scrub is repeated.",
+        (_RESET, _BLOCKING),
+    )
+    RESET_LEFT_TO_OTHERS = (
+        "reset-left-to-others",
+        "Another service of the cluster is asked to reset the device, which agents hold; the scrub is repeated after it.",
+        (_RESET, _BLOCKING),
+    )
     RESET_FAILED = "reset-failed", "A reset was attempted and failed.", (_RESET, _FAULT)
     RESET_UNAVAILABLE = (
         "reset-unavailable",
@@ -343,6 +359,20 @@ class ScrubRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Attestation:
+    """A device's attestation report, of which only the digest is kept.
+
+    Attributes:
+        digest: SHA-256 of the report, in hexadecimal.
+        nonce: the nonce that the report was requested with, in hexadecimal; see
+            :func:`scrubber.domain.attestation.attestation_nonce`.
+    """
+
+    digest: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
 class Certificate:
     """The single-use result of a path: what was proved about one device between two grants.
 
@@ -356,6 +386,8 @@ class Certificate:
             not run.
         rests_on: for a fast path, the ID of the slow-path certificate that it rests on.
         issued_at: wall-clock seconds.
+        attestation: the attestation of a device in a confidential-computing mode, made at the end of the slow path;
+            None on a fast path and for all other devices.
         key_id: ID of the node's key that signed it; None until then.
         signature: in base64, over the result of :func:`scrubber.domain.statement.statement`, which excludes
             ``next_grant``.
@@ -377,5 +409,6 @@ class Certificate:
     issued_at: float
     next_grant: int | None = None
     rests_on: str | None = None
+    attestation: Attestation | None = None
     key_id: str | None = None
     signature: str | None = None

@@ -79,10 +79,12 @@ class InfrastructureProcess(NamedTuple):
     Attributes:
         kind: ``INFRASTRUCTURE`` or ``VALIDATION``.
         owner: its systemd unit, or its pod (``namespace/name``).
+        is_monitoring: whether it is of the class ``monitoring``, and can be paused.
     """
 
     kind: HolderKind
     owner: str
+    is_monitoring: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,11 @@ class ProcessOwner:
     pod: str = ""
     pod_uid: str = ""
     unit: str = ""
+
+    @property
+    def label(self) -> str:
+        """The pod (``namespace/name``, or its UID) or the systemd unit; empty if the process belongs to neither."""
+        return f"{self.namespace}/{self.pod}" if self.pod else self.pod_uid or self.unit
 
     def __str__(self) -> str:
         if self.pod:

@@ -55,7 +55,7 @@ def next_action(record: DeviceRecord, policy: Policy, node: NodeIdentity, *, now
             or cause.recovery_method in (RecoveryMethod.OPERATOR, RecoveryMethod.REBOOT)
         ):
             return NextAction(RecoveryAction.NOTHING)
-        if policy.enforcement is Enforcement.OBSERVE and record.must_reset and policy.reset is not ResetMode.NEVER:
+        if policy.enforcement is Enforcement.OBSERVE and record.owes_reset and policy.reset is not ResetMode.NEVER:
             return NextAction(RecoveryAction.NOTHING)  # observe mode resets nothing, so the recovery would fail
         return NextAction(RecoveryAction.RECOVER, record.retry_at)
     if record.hygiene is Hygiene.DIRTY:

@@ -146,6 +146,13 @@ class Limits:
         1.0, "Timeout of one call to the driver.", _SECONDS, minimum=_MIN_DRIVER_CALL, overridable=False
     )
     reset: float = setting(30.0, "Timeout of a device reset.", _SECONDS, minimum=_MIN_SECONDS)
+    agent_pause: float = setting(
+        300.0,
+        "How long a reset waits until paused agents have released the device; not part of slowPath.",
+        _SECONDS,
+        minimum=_MIN_SECONDS,
+        decides_proof=False,
+    )
     leftover_grace_period: float = setting(
         30.0, "How long processes may outlive their pod before they are leftovers.", _SECONDS, minimum=0
     )
@@ -411,6 +418,9 @@ class ScrubPlan:
     Attributes:
         deadline: seconds for all steps except the memory and the diagnostics, together.
         reset: whether a reset among the steps may be omitted where the platform has none.
+        may_leave_reset: whether another service may be asked to reset the device instead. Its word never replaces a
+            reset that the policy requires at a hand-over.
+        restores: whether the scrub ends what a quarantine demands, a reset included.
     """
 
     path: PathKind
@@ -419,6 +429,8 @@ class ScrubPlan:
     deadline: float
     reset: ResetMode = ResetMode.NEVER
     diagnostics: DiagnosticLevel = DiagnosticLevel.NONE
+    may_leave_reset: bool = False
+    restores: bool = False
 
 
 def _always_by_certificate(proofs: Mapping[HandOverKind, RequiredProof]) -> None:
@@ -591,7 +603,14 @@ class Policy:
             Step.HEALTH,
         )
         return ScrubPlan(
-            path, trigger, steps, self.limits.slow_path, self.reset if resets else ResetMode.NEVER, diagnostics=level
+            path,
+            trigger,
+            steps,
+            self.limits.slow_path,
+            self.reset if resets else ResetMode.NEVER,
+            diagnostics=level,
+            may_leave_reset=resets and (operator_ordered or self.reset is not ResetMode.REQUIRED),
+            restores=recovering,
         )
 
 

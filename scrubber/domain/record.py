@@ -108,7 +108,9 @@ class DeviceRecord:
             failures, but make the pauses longer.
         clean_scrubs: clean slow paths in the current probation.
         retry_at: wall-clock seconds before which recovery does not try again.
-        must_reset: a fault requires a reset that has not happened yet.
+        must_reset: a fault requires a reset, and no scrub has proved the device sound after one yet.
+        externally_reset: another service says that it reset the device, after the last fault and the last grant. It is
+            not observed, so it never counts as proof; the obligation to reset ends with a recovery that passes after it.
         exclusive_use: only the last grant's pod can have used the device since it was last clean. Only then may the
             policy's exceptions leave its residue in place; false for an adopted, touched or unwatched device.
         contaminated: a process without a grant was seen to use it since it was last clean: it is unknown whose data is
@@ -136,6 +138,7 @@ class DeviceRecord:
     clean_scrubs: int = 0
     retry_at: float | None = None
     must_reset: bool = False
+    externally_reset: bool = False
     exclusive_use: bool = False
     contaminated: bool = False
     boot: str = ""
@@ -173,6 +176,11 @@ class DeviceRecord:
     def advertised(self) -> bool:
         """Whether the health state allows advertising the device to the kubelet as ``Healthy``."""
         return self.health in ADVERTISED
+
+    @property
+    def owes_reset(self) -> bool:
+        """Whether the next recovery has to reset the device."""
+        return self.must_reset and not self.externally_reset
 
     @property
     def quarantined_by_operator(self) -> bool:
@@ -224,14 +232,16 @@ class DeviceRecord:
         return self._next(hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.SCRUB_STARTED), certificate=None)
 
     def after_passed_scrub(
-        self, certificate: Certificate, *, was_reset: bool, starting_pod: Pod | None = None
+        self, certificate: Certificate, *, was_reset: bool, restores: bool = False, starting_pod: Pod | None = None
     ) -> DeviceRecord:
         """Record that the device is proved clean. Every earlier grant's pod was over before the memory was touched.
 
         Args:
+            restores: it was the scrub of a recovery, which proves health as after any reset.
             starting_pod: the pod whose start it was scrubbed for. Its other containers may still be running, so its
                 grants stay open: no other pod gets the device before they have ended.
         """
+        must_reset = self.must_reset and not (was_reset or (restores and self.externally_reset))
         return self._next(
             hygiene=HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.SCRUB_PASSED),
             certificate=certificate,
@@ -242,7 +252,8 @@ class DeviceRecord:
                 for each in self.open_grants
                 if starting_pod is not None and each.pod == starting_pod
             ),
-            must_reset=self.must_reset and not was_reset,
+            must_reset=must_reset,
+            externally_reset=self.externally_reset and must_reset,
             exclusive_use=True,
             contaminated=False,
         )
@@ -317,6 +328,7 @@ class DeviceRecord:
             last_grant=grant,
             open_grants=(*others, grant),
             certificate_count=self.certificate_count if fast is None else fast.sequence,
+            externally_reset=False,
             exclusive_use=self.exclusive_use and certain and grant.basis not in UNCONDITIONAL_BASES,
         )
 
@@ -375,6 +387,7 @@ class DeviceRecord:
             failures=self.failures + (1 if is_failed_attempt else 0),
             retry_at=retry_at,
             must_reset=self.must_reset or cause.recovery_method is RecoveryMethod.RESET,
+            externally_reset=False,
             recent_quarantines=append_entry(self.recent_quarantines, strike) if struck else self.recent_quarantines,
         )
 
@@ -404,7 +417,12 @@ class DeviceRecord:
 
     def with_reset_required(self) -> DeviceRecord:
         """Record a fault that requires a reset while the device was already out of service."""
-        return self if self.must_reset else self._next(must_reset=True)
+        return self if self.owes_reset else self._next(must_reset=True, externally_reset=False)
+
+    def after_external_reset(self, now: float) -> DeviceRecord:
+        """Record that another service says it reset the device. A recovery that waits for a reset may go on now."""
+        waits = self.health is Health.QUARANTINED and self.retry_at is not None
+        return self._next(externally_reset=True, retry_at=min(self.retry_at or now, now) if waits else self.retry_at)
 
     def with_attempt_result(self, *, counts: bool, reset: bool) -> DeviceRecord:
         """Record the result of the current recovery; its start was recorded on the assumption that it follows its plan.
@@ -446,6 +464,7 @@ class DeviceRecord:
             deferred_attempts=0,
             retry_at=None,
             must_reset=False,
+            externally_reset=False,
         )
 
     def after_condemnation(self, cause: Cause) -> DeviceRecord:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from scrubber.domain.errors import InvalidRequest
-from scrubber.domain.evidence import Certificate, PathKind
+from scrubber.domain.evidence import Attestation, Certificate, PathKind
 
 __all__ = [
     "PAYLOAD_TYPE",
@@ -61,6 +61,7 @@ def statement(certificate: Certificate) -> bytes:
         "policyDigest": certificate.policy_digest,
         "issuedAt": float(certificate.issued_at),
         "baseCertificateID": certificate.rests_on,
+        "attestation": _attestation_values(certificate.attestation),
     }
     return _CANONICAL.encode(values).encode("ascii")
 
@@ -101,6 +102,7 @@ def parse_statement(payload: bytes) -> Certificate:
             policy_digest=_text(values["policyDigest"]),
             issued_at=_seconds(values["issuedAt"]),
             rests_on=None if values["baseCertificateID"] is None else _text(values["baseCertificateID"]),
+            attestation=_attestation(values["attestation"]),
         )
         # Catches everything else at once: duplicate keys, unknown keys, whitespace, another order, another format.
         if statement(found) != payload:
@@ -116,6 +118,14 @@ def pae(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
     """Return the pre-authentication encoding of DSSE v1: the bytes that are actually signed for ``payload``."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def _attestation_values(attestation: Attestation | None) -> dict[str, str] | None:
+    return None if attestation is None else {"digest": attestation.digest, "nonce": attestation.nonce}
+
+
+def _attestation(value: Any) -> Attestation | None:
+    return None if value is None else Attestation(_text(value["digest"]), _text(value["nonce"]))
 
 
 def _text(value: object) -> str:

@@ -78,6 +78,7 @@ class Holder:
         command: for the operator only; never in a pod's status.
         owner: of infrastructure, its systemd unit or pod (``namespace/name``); for the operator only.
         memory_bytes: memory of the device that the driver attributes to it; 0 where that is unknown.
+        is_monitoring: whether it is infrastructure that merely monitors, and so can be paused.
     """
 
     pid: int
@@ -86,6 +87,7 @@ class Holder:
     command: str = ""
     owner: str = ""
     memory_bytes: int = 0
+    is_monitoring: bool = False
 
     @property
     def identity(self) -> tuple[int, int]:

@@ -9,7 +9,17 @@ from typing import Any
 
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.policy import Policy
-from scrubber.ports.device import Diagnostics, Eraser, Holders, Inventory, Resetter, Settings, Telemetry
+from scrubber.engine.agent_pauses import AgentPauses
+from scrubber.ports.device import (
+    ConfidentialComputing,
+    Diagnostics,
+    Eraser,
+    Holders,
+    Inventory,
+    Resetter,
+    Settings,
+    Telemetry,
+)
 from scrubber.ports.node import Assignments, Containers, Owners
 from scrubber.ports.record import AuditLog, Certificates, Journal, Ledger, Signer
 from scrubber.ports.runtime import NOOP_TRACER, Clock, Tracer
@@ -44,8 +54,10 @@ class Dependencies:
     signer: Signer
     journal: Journal
     identity: NodeIdentity
+    agent_pauses: AgentPauses
     policy: Callable[[], Policy]
     new_id: Callable[[str], str]
+    confidential: ConfidentialComputing | None = None
     tracer: Tracer = NOOP_TRACER
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]] = lambda work, name: asyncio.create_task(
         work, name=name

@@ -15,14 +15,15 @@ from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis, HandOverKi
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.statement import sign_certificate
 from scrubber.engine import events, refusals
+from scrubber.engine.completion import run_to_completion
 from scrubber.engine.container_start import PendingStart, record_started_container, watch_start
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
-from scrubber.engine.device.state import run_to_completion
 from scrubber.engine.pods import PodTracker
 from scrubber.engine.prepare import DevicePreparation, PreparedDevice, ResolvedCall
 from scrubber.engine.shared_start import after_shared_grant
 from scrubber.engine.views import GrantedDevice
+from scrubber.engine.work_gate import WorkGate
 from scrubber.ports.record import Event, LedgerChange
 
 __all__ = ["GrantRequest"]
@@ -39,6 +40,7 @@ class GrantRequest:
     Args:
         earlier_grants: all grants that the node knows, for the baseline of a pod that has other devices too.
         require_service: raises NotReady if devices cannot be handed over now.
+        work_gate: opened before the commit.
 
     Attributes:
         result: the granted devices as committed to the ledger; None until the commit.
@@ -53,6 +55,7 @@ class GrantRequest:
         pods: PodTracker,
         earlier_grants: Callable[[], Iterable[Grant]],
         require_service: Callable[[], None],
+        work_gate: WorkGate,
     ) -> None:
         self._call = call
         self._controllers = [each.controller for each in call.devices]
@@ -61,6 +64,7 @@ class GrantRequest:
         self._pods = pods
         self._earlier = earlier_grants
         self._require_service = require_service
+        self._work_gate = work_gate
         self._began = dependencies.clock.monotonic()
         self._held: tuple[DeviceController, DeviceRecord] | None = None
         self.result: tuple[GrantedDevice, ...] | None = None
@@ -75,8 +79,9 @@ class GrantRequest:
         while True:
             prepared = await self._gather_prepared([each.wait_until_prepared() for each in self._devices])
             try:
-                with self._dependencies.tracer.span("grant"):
-                    granted = await self._grant(prepared)
+                async with self._work_gate.open():
+                    with self._dependencies.tracer.span("grant"):
+                        granted = await self._grant(prepared)
             except DeviceFault:
                 granted = None  # the next round meets the fault again and quarantines the device
             if granted is not None:

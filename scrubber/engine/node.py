@@ -26,6 +26,7 @@ from scrubber.engine.prepare import RequestedDevice, ResolvedCall
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.resource_ids import ResourceIds
 from scrubber.engine.views import CertificateStatus, CertificateView, GrantedDevice, HandOverCall, NodeView, ServiceView
+from scrubber.engine.work_gate import WorkGate
 from scrubber.engine.yielding import YieldControl, withheld_views
 from scrubber.ports.record import AuditLogPage, Event, HistoryEntry, HistoryQuery
 from scrubber.ports.runtime import Span
@@ -43,9 +44,11 @@ class Node:
         yields: the requests to yield the node; while there is one, nothing is handed over.
 
     Attributes:
+        pauses: the pause of the node's agents.
         pods: tracks the pods that have, or had, a device.
         devices: the devices of the node.
         actions: the operator actions.
+        work_gate: decides when devices in a confidential-computing mode accept work.
         pod_check_requested: set to check the pods now rather than in the next round.
         waiting_starts: number of starts that wait for an answer now.
         kubelet_restarts: number of detected kubelet restarts.
@@ -59,6 +62,7 @@ class Node:
         self._publisher = Publisher(epoch)
         self._ready = False
         self.yields = yields
+        self.pauses = dependencies.agent_pauses
         self._undelivered: dict[tuple[RequestedDevice, ...], _Undelivered] = {}
         self._ids = ResourceIds()
         self._refusals = RefusedStarts(dependencies.clock)
@@ -68,6 +72,7 @@ class Node:
         self.devices = Devices(
             dependencies=dependencies, pods=self.pods, resources=self._ids.resources_of, on_change=self._publish
         )
+        self.work_gate = WorkGate(dependencies, self.devices.records)
         self.actions = OperatorActions(devices=self.devices, dependencies=dependencies)
         self.waiting_starts = 0
         self.kubelet_restarts = 0
@@ -104,6 +109,7 @@ class Node:
 
     def _publish(self) -> None:
         self.devices.retry_removals()
+        self.work_gate.notify()
         info, views = self._info(), self.devices.views()
         views = withheld_views(views) if self.yields.record.is_yielded else views
         self._publisher.publish(
@@ -113,7 +119,14 @@ class Node:
             refuses_envvar=info.policy.injection.envvar is EnvvarInjection.REFUSE,
             notices=(*self._refusals.notices(info.policy.stuck_pods), *out_of_service_notices(views)),
             yielded=self.yields.message,
+            agent_pause=self.pauses.pause,
         )
+
+    async def follow_pauses(self) -> None:
+        """Publish every change of the pause of the node's agents. Runs as long as the node."""
+        while True:
+            self._publish()
+            await self.pauses.wait_for_change()
 
     # -- queries ---------------------------------------------------------------------------------------------------
 
@@ -130,6 +143,8 @@ class Node:
             breaker=self.devices.breaker.state.open,
             kubelet_status=kubelet,
             yields=self.yields.record.yields,
+            agent_pause=self.pauses.pause,
+            agent_pause_message=self.pauses.message,
         )
 
     async def certificate(self, id: str) -> CertificateView:
@@ -221,6 +236,7 @@ class Node:
             pods=self.pods,
             earlier_grants=self.devices.open_grants,
             require_service=self._require_service,
+            work_gate=self.work_gate,
         )
         try:
             return await request.run()

@@ -15,6 +15,7 @@ from scrubber.domain.pods import PodState
 from scrubber.domain.policy import ResetMode
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.states import Cause, Hygiene
+from scrubber.engine.agent_pauses import NO_WAY_REMEDY
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.devices import Devices
@@ -46,6 +47,7 @@ class OperatorActions:
             await controller.scrubs.record_check(record)
             yield ScrubUpdate(record.id, controller.id, finished=record)
             return
+        self._dependencies.agent_pauses.retry(controller.id)
         joined = controller.state.job is not None
         job = await controller.scrubs.start(ScrubTrigger.ON_DEMAND, actor=actor)
         async for news in job.updates(joined=joined):
@@ -66,6 +68,7 @@ class OperatorActions:
         used = self._in_use(plan)
         if used:
             raise DeviceBusy(" ".join(used))
+        self._dependencies.agent_pauses.retry(controller.id)
         # The plan's other blockers may come from a leftover process, which the scrub kills before it resets.
         job = await controller.scrubs.start(ScrubTrigger.ON_DEMAND, actor=actor, reset_reason=reason)
         async for news in job.updates(joined=False):
@@ -74,7 +77,15 @@ class OperatorActions:
     async def reset_plan(self, device: str) -> ResetPlan:
         controller = self._devices.find(device)
         plan = await self._dependencies.resetter.plan(controller.state.device)
-        return replace(plan, blockers=(*self._in_use(plan), *plan.blockers))
+        ways = self._dependencies.agent_pauses.offers
+        used = self._in_use(plan)
+        external = self._dependencies.agent_pauses.external_reset_offer
+        ways = ways if external is None else (*ways, external)
+        if plan.agents and ways:
+            others = tuple(each for each in plan.blockers if each not in plan.agents)
+            return replace(plan, blockers=(*used, *others), pause_ways=ways)
+        remedy = (NO_WAY_REMEDY,) if plan.agents else ()
+        return replace(plan, blockers=(*used, *plan.blockers, *remedy))
 
     def _in_use(self, plan: ResetPlan) -> list[str]:
         """Return a message for each device of the plan that is in use or being scrubbed."""

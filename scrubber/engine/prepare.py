@@ -344,6 +344,8 @@ class DevicePreparation:
 
 
 def _being_scrubbed(controller: DeviceController) -> NotReady:
+    job = controller.state.job
+    state = controller.state.record.state
     return refusals.being_scrubbed(
-        controller.id, controller.state.record.state, None if controller.state.job is None else controller.state.job.id
+        controller.id, state, None if job is None else job.id, "" if job is None else job.waits_for
     )

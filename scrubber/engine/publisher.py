@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from scrubber.domain.agent_pause import AgentPause
 from scrubber.engine.views import DeviceView, NodeView, PodNotice
 
 __all__ = ["Publisher"]
@@ -30,6 +31,9 @@ class Publisher:
         refuses_envvar: bool,
         notices: tuple[PodNotice, ...] = (),
         yielded: str = "",
+        driver_error: str = "",
+        agent_pause: AgentPause | None = None,
+        driver_closed: bool = False,
     ) -> None:
         """Publish a view, unless nothing in it changed."""
         seen = self._view
@@ -41,6 +45,9 @@ class Publisher:
             refuses_envvar=refuses_envvar,
             notices=notices,
             yielded=yielded,
+            driver_error=driver_error,
+            agent_pause=agent_pause,
+            driver_closed=driver_closed,
         )
         if view == seen:
             return

@@ -12,6 +12,7 @@ from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.telemetry import Holder
 
 __all__ = [
+    "AGENTS_ARE_PAUSED",
     "NODE_YIELDED",
     "assigned_by_another_plugin",
     "attempts_exhausted",
@@ -35,14 +36,17 @@ __all__ = [
     "service_starting",
     "unassigned",
     "withheld_message",
+    "work_gate_closed",
 ]
 
 # -- starts -----------------------------------------------------------------------------------------------------------
 
 
-def service_starting() -> NotReady:
+def service_starting(driver_error: str = "") -> NotReady:
+    """Return the refusal of a service that is starting; ``driver_error``: why the driver does not answer yet."""
+    state = f"waits for the driver: {driver_error}" if driver_error else "has not inspected every device yet."
     return NotReady(
-        "The service is starting and has not inspected every device yet. Retry in a moment.",
+        f"The service is starting and {state} Retry in a moment.",
         public_message="The scrub service is starting. The start is retried.",
         code=ErrorCode.SERVICE_STARTING,
     )
@@ -59,6 +63,15 @@ def node_yielded(reason: str) -> NotReady:
         "scrubber resume.",
         public_message=NODE_YIELDED,
         code=ErrorCode.NODE_YIELDED,
+    )
+
+
+def work_gate_closed(reason: str) -> NotReady:
+    """Return the refusal of a node whose devices cannot be made to accept work."""
+    return NotReady(
+        f"The devices are in a confidential-computing mode and could not be made to accept work: {reason} This is retried.",
+        public_message="The node's GPUs do not accept work yet. The start is retried.",
+        code=ErrorCode.WORK_GATE_CLOSED,
     )
 
 
@@ -141,9 +154,13 @@ def device_unreadable(device: str, fault: DeviceFault) -> NotReady:
     )
 
 
-def being_scrubbed(device: str, state: str, scrub: str | None) -> NotReady:
+AGENTS_ARE_PAUSED = "It waits until monitoring agents of the node have been paused for its reset and have released it."
+"""What a scrub waits for, in words for a pod's status."""
+
+
+def being_scrubbed(device: str, state: str, scrub: str | None, waits_for: str = "") -> NotReady:
     """Refuse while ``scrub`` is in progress; None: it is about to start."""
-    message = f"Device {device} is {state} (scrub {scrub or 'about to start'})."
+    message = f"Device {device} is {state} (scrub {scrub or 'about to start'}).{' ' if waits_for else ''}{waits_for}"
     return NotReady(message, public_message=f"{message} The start is retried and joins it.", code=ErrorCode.SCRUBBING)
 
 

@@ -39,7 +39,6 @@ StepFunction = Callable[[ScrubContext], Awaitable[StepResult]]
 # See docs/decisions/0021-slow-path-order-and-coverage.md.
 _SLOW: Mapping[Step, StepFunction] = {
     Step.HOLDERS: clear_holders,
-    Step.RESET: reset_device,
     Step.DIAGNOSTICS: diagnose,
     Step.MEMORY: clear_memory,
     Step.ON_CHIP: evaluate_on_chip,
@@ -53,6 +52,7 @@ _FAST: Mapping[Step, StepFunction] = {
 }
 
 
+_ATTEMPTS = (FindingCode.RESET_FAILED, FindingCode.RESET_LEFT_TO_OTHERS)
 _TIMED_BY_THEMSELVES = frozenset({Step.MEMORY, Step.DIAGNOSTICS})
 
 
@@ -69,10 +69,10 @@ class ScrubResult:
 
     @property
     def reset_attempted(self) -> bool:
-        """Whether the device was reset, or a reset was started."""
+        """Whether the device was reset, or a reset was started, or left to another service."""
         resets = (step for step in self.steps if step.step is Step.RESET)
         return any(
-            step.verdict is Verdict.PASSED or any(finding.code == FindingCode.RESET_FAILED for finding in step.findings)
+            step.verdict is Verdict.PASSED or any(finding.code in _ATTEMPTS for finding in step.findings)
             for step in resets
         )
 
@@ -85,7 +85,7 @@ async def run_scrub(context: ScrubContext, on_step: Callable[[Step], None]) -> S
     """Run ``context.plan``; the first step that fails ends it. ``on_step`` is called with each step as it starts.
 
     Clearing the memory has a separate deadline that depends on the device's size, and diagnostics have that of their
-    level. The wait for an eraser slot, which both need, has no deadline.
+    level. The wait for an eraser slot, which both need, has no deadline. A reset's wait for agents has its own.
     """
     functions = _FAST if context.plan.path is PathKind.FAST else _SLOW
     clock = context.dependencies.clock
@@ -96,7 +96,9 @@ async def run_scrub(context: ScrubContext, on_step: Callable[[Step], None]) -> S
         with context.dependencies.tracer.span(f"step {step.value}") as span:
             start = clock.monotonic()
             try:
-                if step in _TIMED_BY_THEMSELVES:
+                if step is Step.RESET:
+                    result, left = await reset_device(context, left)
+                elif step in _TIMED_BY_THEMSELVES:
                     result = await functions[step](context)
                 else:
                     async with clock.stall_tolerant_timeout(left) as counted:
@@ -129,6 +131,7 @@ class ScrubJob:
 
     Attributes:
         operator_ordered: whether an operator requested a reset with it.
+        waits_for: what it waits for, in words that may reach any tenant; empty while it works.
         previous_certificate: the unused certificate of a device that was clean at the start, so not granted since; else
             None.
     """
@@ -141,6 +144,7 @@ class ScrubJob:
         self.previous_certificate = previous_certificate
         self.certificate: Certificate | None = None
         self.waiters = 0
+        self.waits_for = ""
         self.task: asyncio.Task[None] | None = None
         self._update = ScrubUpdate(record.id, record.device)
         self._ended = asyncio.Event()
@@ -164,6 +168,9 @@ class ScrubJob:
 
     def report_progress(self, progress: EraseProgress) -> None:
         self._publish_update(ScrubUpdate(self.id, self.record.device, step=self._update.step, progress=progress))
+
+    def report_wait(self, reason: str) -> None:
+        self.waits_for = reason
 
     def finish(self, record: ScrubRecord, certificate: Certificate | None) -> None:
         """End the scrub; its result has been committed to the ledger (or could not be committed)."""

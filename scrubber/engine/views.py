@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from scrubber.domain.agent_pause import AgentPause, PauseReport
 from scrubber.domain.assignment import Pod
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.evidence import Certificate, PathKind, ScrubRecord, Step
@@ -30,6 +31,7 @@ __all__ = [
     "GrantedDevice",
     "HandOverCall",
     "NodeView",
+    "Pauses",
     "PodNotice",
     "ScrubUpdate",
     "Service",
@@ -102,6 +104,9 @@ class NodeView:
         refuses_envvar: whether the policy refuses devices that are passed to a runtime in an environment variable.
         notices: notices for the owners of pods.
         yielded: why the node is yielded, for operators; empty while it is not. Devices are then as last seen, or none.
+        driver_error: why the driver that the start of the service waits for does not answer; empty otherwise.
+        agent_pause: the pause of the node's agents; None while there is none.
+        driver_closed: whether no process of the service uses the driver.
     """
 
     version: int
@@ -112,6 +117,9 @@ class NodeView:
     refuses_envvar: bool = False
     notices: tuple[PodNotice, ...] = ()
     yielded: str = ""
+    driver_error: str = ""
+    agent_pause: AgentPause | None = None
+    driver_closed: bool = False
 
     def require_ready(self) -> None:
         """Raise unless the view contains every device.
@@ -120,7 +128,7 @@ class NodeView:
             NotReady: the service is starting.
         """
         if not self.ready:
-            raise refusals.service_starting()
+            raise refusals.service_starting(self.driver_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +194,8 @@ class ServiceView:
         yields: requests to yield the node; empty while it is not yielded.
         driver_closed: whether no process of the service uses the driver: only while the node is yielded.
         remaining_pids: child processes that could not be killed, and may use the driver of a yielded node.
+        agent_pause: the pause of the node's agents; None while there is none.
+        agent_pause_message: why it is not further yet, or failed; empty otherwise.
         admin_group, read_group: groups whose members may run actions and read; empty: no group.
     """
 
@@ -207,6 +217,8 @@ class ServiceView:
     yields: tuple[YieldRequest, ...] = ()
     driver_closed: bool = False
     remaining_pids: tuple[int, ...] = ()
+    agent_pause: AgentPause | None = None
+    agent_pause_message: str = ""
 
 
 class CertificateStatus(StrEnum):
@@ -241,7 +253,7 @@ class Actions(Protocol):
     async def reset_plan(self, device: str) -> ResetPlan:
         """What a reset of ``device`` would do and what blocks it, including uses of every device that is reset with it.
 
-        Changes nothing.
+        Agents that would be paused for it do not block it. Changes nothing.
 
         Raises:
             InvalidRequest: no such device.
@@ -301,17 +313,38 @@ class Yields(Protocol):
     async def request(self, requester: YieldRequester, reason: str, actor: str) -> None:
         """Request that the node be yielded; returns when that is durable, before the driver is closed.
 
-        A reason of the plugin that an operator has overridden requests nothing.
+        A reason of a plugin that an operator has overridden requests nothing.
+
+        Args:
+            actor: names the operator, or the plugin: each plugin has a request of its own.
 
         Raises:
-            InvalidRequest: no reason.
+            InvalidRequest: no reason, or too many plugins have requests.
             LedgerFailure: nothing has changed.
         """
 
-    async def withdraw(self, requesters: Collection[YieldRequester], reason: str, actor: str) -> None:
-        """End the requests of ``requesters``; all of them: an operator overrides the plugin's.
+    async def withdraw(self, requester: YieldRequester, reason: str, actor: str, *, everyone: bool = False) -> None:
+        """End the request of the operators, of the service, or of the plugin that ``actor`` names.
+
+        Args:
+            everyone: end all others too, as an operator, who thereby overrides their reasons.
 
         Raises:
+            LedgerFailure: nothing has changed.
+        """
+
+
+class Pauses(Protocol):
+    """The pause of the node's agents, as far as the plugin takes part in it."""
+
+    async def report(self, report: PauseReport) -> None:
+        """Take a report of the plugin; returns when what it changes is durable.
+
+        A report about a pause that is over changes nothing.
+
+        Raises:
+            InvalidRequest: changes are planned for a pause that is over or ending: none must be made; or a reset is
+                reported that cannot have happened.
             LedgerFailure: nothing has changed.
         """
 
@@ -319,7 +352,8 @@ class Yields(Protocol):
 class Service(Protocol):
     """The engine's interface for the servers.
 
-    :class:`scrubber.engine.node.Node` implements it, and :class:`scrubber.engine.yielding.YieldedNode` without a driver.
+    :class:`scrubber.engine.node.Node` implements it, and :class:`scrubber.engine.yielding.DriverlessNode` without a
+    driver.
 
     Every method may raise the errors of :mod:`scrubber.domain.errors`.
     """
@@ -331,6 +365,10 @@ class Service(Protocol):
     @property
     def yields(self) -> Yields:
         """The requests to yield the node."""
+
+    @property
+    def pauses(self) -> Pauses:
+        """The pause of the node's agents."""
 
     def view(self) -> NodeView:
         """The current state, without waiting."""

@@ -13,12 +13,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import replace
 from typing import NoReturn
 
-from scrubber.domain.errors import InvalidRequest
+from scrubber.domain.errors import InvalidRequest, NotReady
 from scrubber.domain.evidence import PathKind
 from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.states import Cause, Hygiene
 from scrubber.engine import refusals
+from scrubber.engine.agent_pauses import AgentPauses
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.views import (
     CertificateStatus,
@@ -43,7 +44,10 @@ from scrubber.ports.record import (
 )
 from scrubber.ports.runtime import Clock
 
-__all__ = ["YieldControl", "YieldedNode", "withheld_views"]
+__all__ = ["DriverlessNode", "YieldControl", "withheld_views"]
+
+_MAX_PLUGINS = 16
+"""Plugins of one node that may request a yield at a time."""
 
 
 # See docs/decisions/0041-a-yielded-node.md.
@@ -70,7 +74,7 @@ class YieldControl:
     def message(self) -> str:
         """Why the node is yielded, for operators; empty while it is not."""
         return " ".join(
-            f"Requested by {'the plugin' if each.requester is YieldRequester.PLUGIN else each.actor}: {each.reason}."
+            f"Requested by {'the ' if each.requester is YieldRequester.PLUGIN else ''}{each.actor}: {each.reason}."
             for each in self._record.yields
         )
 
@@ -82,29 +86,45 @@ class YieldControl:
     async def request(self, requester: YieldRequester, reason: str, actor: str) -> None:
         """Request that the node be yielded, durably.
 
-        The same request of the same requester changes nothing, nor does the plugin's after an operator has ended it.
+        The same request of the same requester changes nothing, nor does a plugin's after an operator has ended it.
 
         Raises:
-            InvalidRequest: no reason.
+            InvalidRequest: no reason, or too many plugins have requests.
             LedgerFailure: nothing has changed.
         """
         if not reason.strip():
             raise InvalidRequest("Yielding the node needs a reason; it is recorded in the audit log.")
         fields = {"requester": requester.value, "reason": reason}
+
+        def with_request(record: NodeRecord, now: float) -> NodeRecord:
+            following = record.with_request(YieldRequest(requester, reason, actor, now))
+            if len(following.of(YieldRequester.PLUGIN)) > _MAX_PLUGINS:
+                raise InvalidRequest(
+                    f"{_MAX_PLUGINS} plugins request already that this node be yielded. To end requests of plugins that "
+                    "no longer exist, run scrubber resume --all."
+                )
+            return following
+
         await self._change(
-            lambda record, now: record.with_request(YieldRequest(requester, reason, actor, now)),
+            with_request,
             lambda now: Event("node.yield-requested", now, actor=actor, fields=fields),
         )
 
-    async def withdraw(self, requesters: Collection[YieldRequester], reason: str, actor: str) -> None:
-        """End the requests of ``requesters``; see :meth:`scrubber.domain.node_record.NodeRecord.without`.
+    async def withdraw(self, requester: YieldRequester, reason: str, actor: str, *, everyone: bool = False) -> None:
+        """End a request, or all of them; see :class:`scrubber.engine.views.Yields`.
 
         Raises:
             LedgerFailure: nothing has changed.
         """
-        fields = {"requester": ", ".join(sorted(requesters)), "reason": reason}
+        fields = {"requester": ", ".join(YieldRequester) if everyone else requester.value, "reason": reason}
+
+        def without_requests(record: NodeRecord, now: float) -> NodeRecord:
+            if everyone:
+                return record.without_any()
+            return record.without_plugin(actor) if requester is YieldRequester.PLUGIN else record.without(requester)
+
         await self._change(
-            lambda record, now: record.without(*requesters),
+            without_requests,
             lambda now: Event("node.yield-ended", now, actor=actor, fields=fields),
         )
 
@@ -137,19 +157,23 @@ def withheld_views(views: Sequence[DeviceView]) -> tuple[DeviceView, ...]:
 
 
 def _unwatched(view: DeviceView) -> DeviceView:
-    """Return ``view`` without a certificate: a device that is not watched does not stay clean."""
+    """Return ``view`` as of a device that is not watched: it does not stay clean, and who holds it is not known."""
     record = view.record
     hygiene = Hygiene.IN_USE if record.hygiene is Hygiene.IN_USE else Hygiene.DIRTY
-    return replace(view, record=replace(record, hygiene=hygiene, certificate=None))
+    return replace(view, record=replace(record, hygiene=hygiene, certificate=None), holders=())
 
 
-class YieldedNode:
-    """Implements :class:`scrubber.engine.views.Service` without a driver, while the node is yielded.
+class DriverlessNode:
+    """Implements :class:`scrubber.engine.views.Service` without a driver.
+
+    Either the node is yielded, or the start of the service waits for the driver to answer. A node can be yielded
+    meanwhile: while its driver is replaced, that is what an operator needs.
 
     Args:
         devices: the devices as they were last seen; empty if the service was started on a yielded node.
         service_view: as of :class:`scrubber.engine.node.Node`.
         remaining_children: returns the PIDs of child processes that could not be killed and may use the driver.
+        driver_error: returns why the driver does not answer yet; None: it has been closed, because the node is yielded.
     """
 
     def __init__(
@@ -157,34 +181,52 @@ class YieldedNode:
         *,
         devices: Sequence[DeviceView],
         yields: YieldControl,
+        pauses: AgentPauses,
         service_view: Callable[[], ServiceView],
         epoch: str,
         ledger: Ledger,
         audit_log: AuditLog,
         certificates: Certificates,
         remaining_children: Callable[[], Collection[int]] = frozenset,
+        driver_error: Callable[[], str] | None = None,
     ) -> None:
         self.yields = yields
-        self.actions = _NoActions(yields)
+        self.pauses = pauses
+        self.actions = _NoActions(self._refusal)
         self._devices = tuple(_unwatched(each) for each in withheld_views(devices))
         self._service_view = service_view
         self._ledger = ledger
         self._audit_log = audit_log
         self._certificates = certificates
         self._remaining_children = remaining_children
+        self._driver_error = driver_error
         self._publisher = Publisher(epoch)
         self.publish()
 
     def publish(self) -> None:
         """Publish the present state, if it has changed."""
         info = self._service_view()
+        self.pauses.driver_closed = self.driver_closed
         self._publisher.publish(
             self._devices,
-            ready=True,
+            ready=self._driver_error is None,
             ledger_status=info.ledger_status,
             refuses_envvar=False,
-            yielded=self.yields.message or refusals.NODE_YIELDED,
+            yielded=self.yields.message or (refusals.NODE_YIELDED if self._driver_error is None else ""),
+            driver_error="" if self._driver_error is None else self._driver_error(),
+            agent_pause=self.pauses.pause,
+            driver_closed=self.driver_closed,
         )
+
+    @property
+    def driver_closed(self) -> bool:
+        """Whether no process of the service uses the driver."""
+        return self._driver_error is None and not self._remaining_children()
+
+    def _refusal(self) -> NotReady:
+        if self._driver_error is None or self.yields.record.is_yielded:
+            return refusals.node_yielded(self.yields.message)
+        return refusals.service_starting(self._driver_error())
 
     def view(self) -> NodeView:
         return self._publisher.view
@@ -197,8 +239,10 @@ class YieldedNode:
         return replace(
             self._service_view(),
             yields=self.yields.record.yields,
-            driver_closed=not remaining,
+            driver_closed=self.driver_closed,
             remaining_pids=remaining,
+            agent_pause=self.pauses.pause,
+            agent_pause_message=self.pauses.message,
         )
 
     async def certificate(self, id: str) -> CertificateView:
@@ -215,21 +259,23 @@ class YieldedNode:
         return await self._ledger.history(query)
 
     async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
-        """Ignore the mapping: plugins repeat it to the next epoch, which begins when the node is no longer yielded."""
+        """Ignore the mapping: plugins repeat it to the next epoch, which begins when the driver is open."""
 
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
-        """Accept the allocation, because a refusal would fail its pod for good; the start of the pod waits."""
+        """Accept the allocation on a yielded node: the start of the pod waits. While the service starts, it is reported again later."""
+        if self._driver_error is not None:
+            raise self._refusal()
         return ()
 
     async def hand_over(self, call: HandOverCall) -> tuple[GrantedDevice, ...]:
-        raise refusals.node_yielded(self.yields.message)
+        raise self._refusal()
 
 
 class _NoActions:
     """Implements :class:`scrubber.engine.views.Actions`: each would need the driver, and is refused."""
 
-    def __init__(self, yields: YieldControl) -> None:
-        self._yields = yields
+    def __init__(self, refusal: Callable[[], NotReady]) -> None:
+        self._refusal = refusal
 
     def scrub(self, device: str, path: PathKind, actor: str) -> AsyncIterator[ScrubUpdate]:
         self._refuse()
@@ -255,4 +301,4 @@ class _NoActions:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise refusals.node_yielded(self._yields.message)
+        raise self._refusal()

@@ -16,7 +16,9 @@ from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderReport, Signal, Snapshot
 
 __all__ = [
+    "AgentControl",
     "ChildCounts",
+    "ConfidentialComputing",
     "DeviceBackend",
     "Diagnostics",
     "EraseProgress",
@@ -268,6 +270,57 @@ class Resetter(Protocol):
         """
 
 
+class ConfidentialComputing(Protocol):
+    """The confidential-computing mode of the node's driver: one switch for all devices, and their attestation reports.
+
+    While the switch is off, no process can start work on any device; work that has started continues.
+    """
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the mode is on, as of the last listing of the devices; if not, no other member does anything."""
+
+    async def set_accepting(self, accepting: bool) -> None:
+        """Turn the switch on or off. It stays on for a child of the service that needs it, and is off afterwards.
+
+        Raises:
+            Unavailable: the switch is not known to be in that position.
+        """
+
+    async def attest(self, device: Device, nonce: bytes) -> str | None:
+        """Request an attestation report for ``nonce``; return its SHA-256 in hexadecimal.
+
+        None for a device that is not in the mode, although others are. Precondition: ``enabled``.
+
+        Raises:
+            DriverTimeout, DeviceLost, Unreadable, Unavailable: as :meth:`Telemetry.snapshot`; Unreadable also for a
+                report that does not contain the nonce.
+        """
+
+
+class AgentControl(Protocol):
+    """Agents of the devices' vendor that let go of the driver on request, on the whole node."""
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """What :meth:`pause` does, one message for each action in order."""
+
+    async def pause(self) -> None:
+        """Let the agents close every device. Processes that hold devices for other reasons stay.
+
+        Raises:
+            Refused: they cannot be paused this way on this node; nothing has changed.
+            Unavailable: it failed now, or may have happened: call :meth:`restore`.
+        """
+
+    async def restore(self) -> None:
+        """Let the agents use the devices again; does no harm where they do.
+
+        Raises:
+            Unavailable: they may still be paused; call it again.
+        """
+
+
 class ChildCounts(Protocol):
     """The child processes that a backend has started: their numbers, for the metrics, and those that remain."""
 
@@ -300,6 +353,7 @@ class DeviceBackend:
 
     Attributes:
         not_advertised: returns the devices that are on the node but are not advertised, each with the reason.
+        confidential: None for devices without a confidential-computing mode.
     """
 
     inventory: Inventory
@@ -311,3 +365,4 @@ class DeviceBackend:
     diagnostics: Diagnostics
     children: ChildCounts
     not_advertised: Callable[[], Mapping[str, str]] = field(default=dict)
+    confidential: ConfidentialComputing | None = None

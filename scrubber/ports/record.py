@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from scrubber.domain.agent_pause import AgentPauseRecord
 from scrubber.domain.evidence import Certificate, ScrubRecord
 from scrubber.domain.node_record import NodeRecord
 from scrubber.domain.record import DeviceRecord, Grant
@@ -126,6 +127,7 @@ class LedgerChange:
         scrubs: started or finished scrubs, stored under their ID.
         events: events that become audit rows, in order.
         node: the new record of the node; None when it does not change.
+        agent_pause: the new record of a pause of the node's agents; None when it does not change.
     """
 
     records: tuple[DeviceRecord, ...] = ()
@@ -134,6 +136,7 @@ class LedgerChange:
     scrubs: tuple[ScrubRecord, ...] = ()
     events: tuple[Event, ...] = ()
     node: NodeRecord | None = None
+    agent_pause: AgentPauseRecord | None = None
 
     def __or__(self, other: LedgerChange) -> LedgerChange:
         """Combine both changes into one transaction."""
@@ -144,16 +147,21 @@ class LedgerChange:
             self.scrubs + other.scrubs,
             self.events + other.events,
             self.node if other.node is None else other.node,
+            self.agent_pause if other.agent_pause is None else other.agent_pause,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """State at a start: the records of the devices and the node, scrubs that never finished, and the audit chain's head."""
+    """State at a start.
+
+    It has the records of the devices, the node and its agents, scrubs that never finished, and the audit chain's head.
+    """
 
     records: Mapping[str, DeviceRecord] = field(default_factory=dict)
     unfinished_scrubs: tuple[ScrubRecord, ...] = ()
     node: NodeRecord = field(default_factory=NodeRecord)
+    agent_pause: AgentPauseRecord = field(default_factory=AgentPauseRecord)
     head_sequence: int = 0
     head_hash: str = ""
 

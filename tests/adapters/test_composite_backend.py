@@ -204,3 +204,36 @@ async def test_index_shared_by_two_devices_identifies_no_device(rig: Both) -> No
     with pytest.raises(InvalidRequest, match="index of 2 devices"):
         find_device(devices, "0")
     assert find_device(devices, devices[1].id) == devices[1]
+
+
+# --- confidential computing
+
+
+class Mode:
+    """:class:`scrubber.ports.ConfidentialComputing` of the first node; the second one has no such mode."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.calls: list[bool] = []
+
+    async def set_accepting(self, accepting: bool) -> None:
+        self.calls.append(accepting)
+
+    async def attest(self, device: Device, nonce: bytes) -> str | None:
+        return f"{device.id} {nonce.hex()}"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_confidential_computing_concerns_only_the_backend_that_is_in_the_mode(
+    short_tmp: Path, enabled: bool
+) -> None:
+    mode = Mode(enabled=enabled)
+    async with both(short_tmp, confidential=mode) as rig:
+        combined = rig.backend.confidential
+        assert combined is not None
+        assert combined.enabled is enabled
+        await combined.set_accepting(True)
+        assert mode.calls == [True] * enabled
+        first, second = await rig.two()
+        assert await combined.attest(first, b"\x01") == (f"{first.id} 01" if enabled else None)
+        assert await combined.attest(second, b"\x01") is None

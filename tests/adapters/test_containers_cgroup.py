@@ -95,6 +95,8 @@ async def test_pod_is_found_in_every_cgroup_layout_of_kubelet_and_runtime(layout
         containers = made.containers()
         assert [process.pid for process in await containers.processes(pod)] == [main.pid]
         assert await containers.pod_uid_of(main.pid) == pod.uid
+        assert containers.may_run(pod.uid or "")
+        assert not containers.may_run(new_pod("other").uid or "")
 
 
 async def test_process_in_a_nested_cgroup_counts_for_its_container(node: Node) -> None:
@@ -213,6 +215,7 @@ async def test_vanished_cgroup_root_is_unreadable_not_empty(node: Node) -> None:
     ground(node).clear()
     with pytest.raises(Unreadable, match="cannot be read"):
         await containers.processes(new_pod())
+    assert containers.may_run("11111111-2222-3333-4444-555555555555")
     for root in ground(node).roots:
         root.mkdir()
 

@@ -30,6 +30,7 @@ NEWER = {
     "nvmlDeviceGetGpuFabricInfoV",
     "nvmlDeviceGetNumaNodeId",
     "nvmlDeviceGetTemperatureV",
+    "nvmlSystemGetConfComputeSettings",
 }
 """Functions of the stand-in that NVML introduced after the oldest driver that Debian ships."""
 NO_DRIVER = not Path("/proc/driver/nvidia").exists()

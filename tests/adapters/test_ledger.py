@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.ledger.memory import MemoryLedger
+from scrubber.domain.agent_pause import AgentPause, AgentPauseRecord, LabelChange, PauseWay
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
@@ -66,10 +67,24 @@ class TestEveryLedger:
         await ledger.commit(LedgerChange(events=(event(),)))
         ledger, state = await bench.start()
         assert state.node == requested
-        overridden = NodeRecord(overridden="label is paused")
+        overridden = NodeRecord(overridden=(("plugin of nvidia.com/gpu", "label is paused"),))
         await ledger.commit(LedgerChange(node=overridden))
         _, state = await bench.start()
         assert state.node == overridden
+
+    async def test_pause_of_agents_is_loaded_until_it_is_over(self, bench: Bench) -> None:
+        ledger, _ = await bench.start()
+        changes = (LabelChange("a", None, "false"), LabelChange("b", "true", "false"))
+        pause = AgentPauseRecord(AgentPause("pause-1", PauseWay.LABELS, (GPU,), 99.5, False, changes))
+        await ledger.commit(LedgerChange(agent_pause=pause))
+        await ledger.commit(
+            LedgerChange(node=NodeRecord(overridden=(("plugin", "why"),))) | LedgerChange(events=(event(),))
+        )
+        ledger, state = await bench.start()
+        assert state.agent_pause == pause
+        await ledger.commit(LedgerChange(agent_pause=AgentPauseRecord()) | LedgerChange())
+        _, state = await bench.start()
+        assert state.agent_pause == AgentPauseRecord()
 
     async def test_finished_scrub_is_no_longer_under_way(self, bench: Bench) -> None:
         ledger, _ = await bench.start()

@@ -657,11 +657,14 @@ async def test_cancelled_reset_finishes_and_restores_settings(bench: Bench, devi
 async def test_unkillable_nvidia_smi_is_abandoned_and_no_second_one_is_started(machine: Machine) -> None:
     gpu = machine.gpus[0]
     gpu.hang_resets()
-    smi = NvidiaSmi(DriverPaths(machine.root), kill_timeout=0.05, kill=lambda group, number: None)
+    children = Children(kill_timeout=0.05)
+    smi = NvidiaSmi(DriverPaths(machine.root), children, kill=lambda group, number: None)
     with pytest.raises(DriverTimeout, match="cannot be killed"):
         await smi.reset([gpu.uuid], "Device 0", 0.5)
     (run,) = smi.abandoned
     assert run.device == gpu.uuid
+    assert children.pids() == frozenset({run.pid}), "a yield reports it"
+    assert children.abandoned_total == 1
     with pytest.raises(DriverTimeout, match=str(run.pid)):
         await smi.reset([gpu.uuid], "Device 0", LONG)
     os.kill(run.pid, signal.SIGKILL)
@@ -671,6 +674,7 @@ async def test_unkillable_nvidia_smi_is_abandoned_and_no_second_one_is_started(m
             await a_moment()
     await smi.reset([gpu.uuid], "Device 0", LONG)
     assert gpu.resets() == 1
+    assert children.pids() == frozenset()
 
 
 async def test_endless_nvidia_smi_output_is_bounded_and_its_end_is_reported(machine: Machine) -> None:
@@ -678,7 +682,7 @@ async def test_endless_nvidia_smi_output_is_bounded_and_its_end_is_reported(mach
         f"#!{sys.executable} -IS\nimport sys\n"
         "for _ in range(2000):\n    print('x' * 1000)\nprint('The last word. ' * 100)\nsys.exit(3)\n"
     )
-    smi = NvidiaSmi(DriverPaths(machine.root))
+    smi = NvidiaSmi(DriverPaths(machine.root), Children())
     with pytest.raises(Unreadable, match=r"this GPU does not support this reset: The last word\.") as failure:
         await smi.reset([machine.gpus[0].uuid], "Device 0", LONG)
     assert len(str(failure.value)) < 500
@@ -689,7 +693,7 @@ async def test_ended_nvidia_smi_is_not_waited_for_because_a_child_keeps_its_outp
     machine.nvidia_smi.write_text(
         f"#!/bin/sh\nsleep 600 &\necho $! > {left}.new; mv {left}.new {left}\nsleep 0.1\necho 'Done, all but one.'; exit 3\n"
     )
-    smi = NvidiaSmi(DriverPaths(machine.root), kill_timeout=0.05)
+    smi = NvidiaSmi(DriverPaths(machine.root), Children(kill_timeout=0.05))
     try:
         with pytest.raises(Unreadable, match=r"this GPU does not support this reset: Done, all but one\."):
             await smi.reset([machine.gpus[0].uuid], "Device 0", LONG)

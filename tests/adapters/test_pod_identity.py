@@ -44,7 +44,14 @@ class Kubelet:
         self.logs.mkdir()
         self.reading = KubeletReading(Trust.UNREADABLE)
         self.now = 0.0
-        self.pods = PodIdentities(self.directory, self.logs, reading=lambda: self.reading, monotonic=lambda: self.now)
+        self.ended: set[str] = set()
+        self.pods = PodIdentities(
+            self.directory,
+            self.logs,
+            may_run=lambda uid: uid not in self.ended,
+            reading=lambda: self.reading,
+            monotonic=lambda: self.now,
+        )
 
     def log(self, namespace: str, name: str, uid: str = UID) -> None:
         (self.logs / f"{namespace}_{name}_{uid}").mkdir()
@@ -199,6 +206,14 @@ def test_pod_name_with_log_directories_of_two_uids_gives_neither_an_identity(kub
     kubelet.log(*POD, uid="99999999-2222-3333-4444-555555555555")
     assert kubelet.pods.find(UID) is None
     assert kubelet.pods.find("99999999-2222-3333-4444-555555555555") is None
+
+
+def test_pod_is_identified_although_the_logs_of_the_pod_that_it_replaced_remain(kubelet: Kubelet) -> None:
+    """A pod with a fixed name, such as that of a StatefulSet: the kubelet removes logs only once a minute."""
+    replaced = "99999999-2222-3333-4444-555555555555"
+    kubelet.log(*POD, uid=replaced)
+    kubelet.ended.add(replaced)
+    assert kubelet.pods.find(UID) == WITHOUT_TOKEN
 
 
 def test_pod_that_a_later_trusted_list_of_the_kubelet_lacks_has_no_identity(kubelet: Kubelet) -> None:

@@ -317,7 +317,7 @@ class Unwatched(NvidiaSmi):
 
 async def test_reset_that_ended_during_a_process_stall_is_not_reported_hung(machine: Machine) -> None:
     gpu = machine.gpus[0]
-    await Unwatched(machine.places).reset([gpu.uuid], "Device 0", SHORT)
+    await Unwatched(machine.places, Children()).reset([gpu.uuid], "Device 0", SHORT)
     assert gpu.resets() == 1
 
 

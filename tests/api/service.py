@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
+from scrubber.domain.agent_pause import PauseReport
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Outcome, PathKind, ScrubRecord, ScrubTrigger, Step
@@ -81,9 +82,21 @@ class FakeYields:
         self._note(("yield", requester, reason, actor))
         self.record = self.record.with_request(YieldRequest(requester, reason, actor, 1000.0))
 
-    async def withdraw(self, requesters: Collection[YieldRequester], reason: str, actor: str) -> None:
-        self._note(("resume", *sorted(requesters), reason, actor))
-        self.record = self.record.without(*requesters)
+    async def withdraw(self, requester: YieldRequester, reason: str, actor: str, *, everyone: bool = False) -> None:
+        self._note(("resume", requester, reason, actor, everyone))
+        plugin = requester is YieldRequester.PLUGIN
+        ended = self.record.without_plugin(actor) if plugin else self.record.without(requester)
+        self.record = self.record.without_any() if everyone else ended
+
+
+class FakePauses:
+    """A :class:`scrubber.engine.views.Pauses` that keeps the reports."""
+
+    def __init__(self, note: Callable[[object], None]) -> None:
+        self._note = note
+
+    async def report(self, report: PauseReport) -> None:
+        self._note(report)
 
 
 class FakeNode:
@@ -120,6 +133,7 @@ class FakeNode:
         self.plan = ResetPlan("GPU-a0", "a test", ())
         self.actions = self
         self.yields = FakeYields(self._note)
+        self.pauses = FakePauses(self._note)
         self.audit_log: tuple[AuditRow, ...] = ()
         self.head = AuditHead()
 

@@ -20,6 +20,7 @@ from scrubber.domain.baseline import Baseline, BaselineDifference
 from scrubber.domain.device import Device
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import (
+    Attestation,
     Certificate,
     Finding,
     PathKind,
@@ -218,16 +219,32 @@ def test_message_has_every_field_of_its_value(kind: tuple[type, type]) -> None:
 
 
 def test_certificate_message_is_complete() -> None:
-    signed = replace(CERTIFICATE, next_grant=0, rests_on="cert-0", key_id="sha256:00", signature="c2lnbmVk")
+    attestation = Attestation("a7" * 32, "c3" * 32)
+    signed = replace(
+        CERTIFICATE,
+        next_grant=0,
+        rests_on="cert-0",
+        key_id="sha256:00",
+        signature="c2lnbmVk",
+        attestation=attestation,
+    )
     message = messages.certificate_message(signed)
+    converted = {
+        "signature": b"signed",
+        "attestation": pb.Attestation(digest=attestation.digest, nonce=attestation.nonce),
+    }
     for each in fields(Certificate):
-        expected = b"signed" if each.name == "signature" else getattr(signed, each.name)
+        expected = converted.get(each.name, getattr(signed, each.name))
         got = getattr(message, NAMES_IN_MESSAGES.get(each.name, each.name))
         assert (tuple(got) if isinstance(expected, tuple) else got) == expected, each.name
 
 
 def test_unused_certificate_has_no_next_grant() -> None:
     assert not messages.certificate_message(CERTIFICATE).HasField("next_grant")
+
+
+def test_certificate_without_an_attestation_has_none_in_its_message() -> None:
+    assert not messages.certificate_message(CERTIFICATE).HasField("attestation")
 
 
 def test_device_in_use_names_its_pod() -> None:

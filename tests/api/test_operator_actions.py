@@ -13,10 +13,12 @@ import grpc
 import pytest
 
 from scrubber.adapters.signing.ed25519 import EphemeralKey, verify_signature
+from scrubber.api import messages
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import AdminClient, PluginClient, ReadClient
 from scrubber.api.server import serve
 from scrubber.api.sockets import Purpose, Sockets, grpc_target
+from scrubber.domain.agent_pause import AgentPause, LabelChange, PauseOffer, PauseReport, PauseState, PauseWay
 from scrubber.domain.baseline import Baseline, baseline_facts
 from scrubber.domain.errors import DeviceBusy, DriverTimeout, InvalidRequest, NotReady, Refused, ScrubberError
 from scrubber.domain.evidence import Step
@@ -26,6 +28,7 @@ from scrubber.engine.views import CertificateStatus, CertificateView, DeviceView
 from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow, HistoryQuery
 from tests.api.service import CERTIFICATE, FakeNode
 
+RESOURCE = "nvidia.com/gpu"
 DEADLINE = 30.0
 ACTOR = f"uid:{os.geteuid()}"
 ROWS = tuple(
@@ -292,15 +295,15 @@ async def test_yield_and_resume_arrive_with_reason_and_actor_and_report_what_rem
     node = FakeNode()
     async with serve(node, Sockets(short_tmp / "s"), grace=0), AdminClient(short_tmp / "s") as operator:
         async with PluginClient(short_tmp / "s") as plugin:
-            await plugin.set_yield("label is paused", timeout=DEADLINE)
+            await plugin.set_yield(RESOURCE, "label is paused", timeout=DEADLINE)
             answer = await operator.yield_node("driver upgrade")
             assert [(each.requester, each.actor, each.reason) for each in answer.requests] == [
-                ("plugin", "plugin", "label is paused"),
+                ("plugin", f"plugin of {RESOURCE}", "label is paused"),
                 ("operator", ACTOR, "driver upgrade"),
             ]
             left = await operator.resume_node("done")
             assert [each.requester for each in left.requests] == ["plugin"]
-            await plugin.set_yield("", timeout=DEADLINE)
+            await plugin.set_yield(RESOURCE, "", timeout=DEADLINE)
         async with ReadClient(short_tmp / "s") as reader:
             assert not (await reader.service_info()).HasField("node_yield")
 
@@ -308,14 +311,84 @@ async def test_yield_and_resume_arrive_with_reason_and_actor_and_report_what_rem
 async def test_operator_can_end_the_request_of_the_plugin_to_yield_the_node(short_tmp: Path) -> None:
     node = FakeNode()
     async with serve(node, Sockets(short_tmp / "s"), grace=0), AdminClient(short_tmp / "s") as operator:
-        await node.yields.request(YieldRequester.PLUGIN, "label is paused", "plugin")
+        await node.yields.request(YieldRequester.PLUGIN, "label is paused", "plugin of a")
         assert not (await operator.resume_node("the label was forgotten", all_requests=True)).requests
-        assert node.requests[-1] == ("resume", "operator", "plugin", "the label was forgotten", ACTOR)
+        assert node.requests[-1] == ("resume", "operator", "the label was forgotten", ACTOR, True)
 
 
 async def test_reason_of_the_plugin_that_is_too_long_for_the_audit_log_is_refused(short_tmp: Path) -> None:
     node = FakeNode()
     async with serve(node, Sockets(short_tmp / "s"), grace=0), PluginClient(short_tmp / "s") as plugin:
         with pytest.raises(InvalidRequest, match="at most 500"):
-            await plugin.set_yield("x" * 501, timeout=DEADLINE)
+            await plugin.set_yield(RESOURCE, "x" * 501, timeout=DEADLINE)
         assert not node.yields.record.is_yielded
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 321])
+async def test_plugin_that_requests_a_yield_without_a_usable_name_is_refused(short_tmp: Path, name: str) -> None:
+    node = FakeNode()
+    async with serve(node, Sockets(short_tmp / "s"), grace=0), PluginClient(short_tmp / "s") as plugin:
+        with pytest.raises(InvalidRequest, match="1 to 320 printable characters"):
+            await plugin.set_yield(name, "label is paused", timeout=DEADLINE)
+        assert not node.yields.record.is_yielded
+
+
+async def test_report_about_a_pause_of_agents_arrives_without_ways_that_are_not_known(short_tmp: Path) -> None:
+    node = FakeNode()
+    report = pb.AgentPauseReport(
+        offers=[pb.PauseOffer(way="labels", actions=["set a=false"]), pb.PauseOffer(way="sorcery")],
+        pause_id="pause-1",
+        changes=[pb.LabelChange(key="a", before="true", during="false"), pb.LabelChange(key="b", during="false")],
+        state="planned",
+        message="m" * 600,
+    )
+    async with serve(node, Sockets(short_tmp / "s"), grace=0), PluginClient(short_tmp / "s") as plugin:
+        await plugin.report_agent_pause(report, timeout=DEADLINE)
+    assert node.requests == [
+        PauseReport(
+            (PauseOffer(PauseWay.LABELS, ("set a=false",)),),
+            "pause-1",
+            PauseState.PLANNED,
+            (LabelChange("a", "true", "false"), LabelChange("b", None, "false")),
+            "m" * 500,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        (pb.AgentPauseReport(state="done"), "Unknown state"),
+        (pb.AgentPauseReport(changes=[pb.LabelChange(key=f"k{n}") for n in range(65)]), "at most 64 labels"),
+        (pb.AgentPauseReport(changes=[pb.LabelChange(key="")]), "no label of a node"),
+        (pb.AgentPauseReport(changes=[pb.LabelChange(key="k", during="v" * 64)]), "no label of a node"),
+        (pb.AgentPauseReport(offers=[pb.PauseOffer(way="labels")] * 17), "At most 16 ways"),
+    ],
+)
+async def test_report_about_a_pause_that_no_label_of_a_node_can_have_is_refused(
+    short_tmp: Path, report: pb.AgentPauseReport, why: str
+) -> None:
+    node = FakeNode()
+    async with serve(node, Sockets(short_tmp / "s"), grace=0), PluginClient(short_tmp / "s") as plugin:
+        with pytest.raises(InvalidRequest, match=why):
+            await plugin.report_agent_pause(report, timeout=DEADLINE)
+    assert node.requests == []
+
+
+def test_plugin_sees_the_pause_that_it_carries_out_and_no_other() -> None:
+    pause = AgentPause("pause-1", PauseWay.LABELS, ("GPU-a0",), 1000.5, True, (LabelChange("a", None, "false"),))
+    view = replace(FakeNode().view(), agent_pause=pause)
+    shown = messages.snapshot_message(view).agent_pause
+    assert (shown.id, shown.way, list(shown.device_ids), shown.ending, shown.since) == (
+        "pause-1",
+        "labels",
+        ["GPU-a0"],
+        True,
+        1000.5,
+    )
+    (change,) = shown.changes
+    assert (change.key, change.HasField("before"), change.during) == ("a", False, "false")
+    assert messages.snapshot_key(view) != messages.snapshot_key(replace(view, agent_pause=None))
+    own = replace(view, agent_pause=replace(pause, way=PauseWay.BACKEND))
+    assert not messages.snapshot_message(own).HasField("agent_pause")
+    assert messages.snapshot_key(own) == messages.snapshot_key(replace(view, agent_pause=None))

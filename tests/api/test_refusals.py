@@ -23,7 +23,15 @@ from tests.api.service import FakeNode
 
 DEADLINE = 30.0
 METHODS = {
-    Purpose.PLUGIN: ("GetSnapshot", "WatchSnapshots", "Reserve", "HandOver", "SetResourceMapping", "SetYield"),
+    Purpose.PLUGIN: (
+        "GetSnapshot",
+        "WatchSnapshots",
+        "Reserve",
+        "HandOver",
+        "SetResourceMapping",
+        "SetYield",
+        "ReportAgentPause",
+    ),
     Purpose.READ: (
         "ListDevices",
         "WatchDevices",

@@ -22,7 +22,7 @@ from scrubber.api.status import status_from_error
 from scrubber.cli.render import json_objects
 from scrubber.cli.render.certificate import claim_json
 from scrubber.domain.errors import InvalidRequest, LedgerFailure
-from scrubber.domain.evidence import Certificate
+from scrubber.domain.evidence import Attestation, Certificate
 from scrubber.domain.evidence import PathKind as ScrubPath
 from scrubber.domain.statement import UNSIGNED_FIELDS, statement
 from tests.cli.stage import Ended, Service, environment, run, serving
@@ -46,9 +46,17 @@ SLOW = Certificate(
     policy_digest="d" * 64,
     issued_at=1.5,
     rests_on=None,
+    attestation=Attestation("a7" * 32, "c3" * 32),
 )
 FAST = replace(
-    SLOW, id="cert-77aa00112233", device="SIM-GPU-bb", path=ScrubPath.FAST, rests_on=SLOW.id, sequence=2, next_grant=5
+    SLOW,
+    attestation=None,
+    id="cert-77aa00112233",
+    device="SIM-GPU-bb",
+    path=ScrubPath.FAST,
+    rests_on=SLOW.id,
+    sequence=2,
+    next_grant=5,
 )
 
 

@@ -27,6 +27,7 @@ from tests.doctor.stage import (
     SERVED,
     STATE,
     TOOLKIT,
+    every_check_name,
     found,
     healthy,
     run,
@@ -69,7 +70,8 @@ def test_well_configured_node_has_no_remedies(node: CheckContext) -> None:
     checks = check_node(node)
     assert [check for check in checks if check.level is not CheckLevel.OK or check.remedy] == []
     assert [check.name for check in checks] == [
-        *("service", "version", "enforcement", "devices", "holders", "breaker", "break-glass", "yield", "policy"),
+        *("service", "version", "enforcement", "devices", "holders", "reset-blockers", "breaker"),
+        *("break-glass", "yield", "agent-pause", "policy"),
         *("infrastructure-agents", "infrastructure-namespaces", "permissions", "sockets"),
         *("capabilities", "state-dir", "ledger-disk", "ledger-lock", "signing-key", "signing-key-id", "audit-head"),
         *(
@@ -87,10 +89,11 @@ def test_well_configured_node_has_no_remedies(node: CheckContext) -> None:
             "unauthorized-use",
             "scrub-on-free",
             "persistenced",
+            "confidential-computing",
             "kubelet",
             "device-plugins",
         ),
-        *("pod-resources", "pid-namespace", "cgroups", "kernel", "clock"),
+        *("pod-resources", "pid-namespace", "cgroups", "kernel", "clock", "recommendation"),
     ]
 
 
@@ -131,6 +134,7 @@ def test_every_check_runs_on_an_empty_node(tmp_path: Path) -> None:
         ("cgroups", CheckLevel.WARNING),
         ("kernel", CheckLevel.OK),
         ("clock", CheckLevel.WARNING),
+        ("recommendation", CheckLevel.OK),
     ]
 
 
@@ -161,11 +165,11 @@ def test_every_check_has_a_description() -> None:
     assert all(check.__doc__ for check in CHECKS)
 
 
-def test_doctor_page_describes_every_check(node: CheckContext) -> None:
+def test_doctor_page_describes_every_check(short_tmp: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/node-setup.md").read_text()
     table = page[page.index("| check | what it is for") :].partition("\n\n")[0]
     named = [name for line in table.splitlines()[2:] for name in re.findall(r"`([a-z-]+)`", line.split("|")[1])]
-    assert named == list(dict.fromkeys(check.name for check in check_node(node)))
+    assert named == list(every_check_name(short_tmp))
 
 
 # --- what cannot block it
@@ -280,6 +284,7 @@ async def test_doctor_exits_with_five_on_warnings_and_json_has_all_checks(node: 
         ended = await run(*words(node, sockets), "-o", "json")
     assert (ended.code, ended.err) == (5, "")
     report = ended.report
+    assert report["recommended"] is None, "a simulated node needs no configuration"
     assert (report["apiVersion"], report["kind"], report["verdict"]) == (
         "cli.scrubber.dev/v1",
         "DoctorReport",
@@ -294,6 +299,13 @@ async def test_doctor_exits_with_five_on_warnings_and_json_has_all_checks(node: 
     assert {"ledger-disk": "warning", "signing-key-id": "ok", "audit-head": "ok"}.items() <= ended.levels.items()
     assert ended.check("signing-key-id")["message"].endswith(f"{SERVED.key_id}.")
     assert SERVED.audit_head in ended.check("audit-head")["message"]
+
+
+async def test_recommended_configuration_is_part_of_the_report(node: CheckContext, short_tmp: Path) -> None:
+    ended = await run(*words(node, short_tmp / "nowhere"), "-o", "json")
+    found = ended.report["recommended"]
+    assert found["resources"] == ["gpu-scrubber/deploy/kubernetes/cdi"]
+    assert found["resources"][0] in ended.check("recommendation")["message"]
 
 
 async def test_paths_are_taken_from_the_service(node: CheckContext, sockets: Path) -> None:
@@ -337,6 +349,20 @@ async def test_service_that_does_not_list_its_devices_is_reported(short_tmp: Pat
             break_glass="uid:7 set a break-glass override (why)",
         ),
     )
+
+
+async def test_holders_of_free_devices_and_agents_on_any_device_are_distinguished(short_tmp: Path) -> None:
+    monitor = pb.DeviceHolder(pid=7, kind="infrastructure", namespace="gpu-operator", pod="nvidia-dcgm-x")
+    leftover = pb.DeviceHolder(pid=8, kind="process", blocking=True)
+    async with served(short_tmp) as service:
+        service.info = INFO
+        service.devices = [
+            pb.Device(id="GPU-a", hygiene="dirty", holders=[monitor, leftover]),
+            pb.Device(id="GPU-b", hygiene="in-use", holders=[monitor, leftover]),
+        ]
+        answer = await query_service(short_tmp)
+    found = [([each.pid for each in one.holders], [each.pid for each in one.agents]) for one in answer.devices or ()]
+    assert found == [([8], [7]), ([], [7])]
 
 
 async def test_checks_independent_of_the_service_run_without_the_service(node: CheckContext, short_tmp: Path) -> None:

@@ -87,7 +87,7 @@ FLAGS = {
             "--poll-interval",
             "--list-stabilization-window",
         ),
-        *("--nvidia-driver-root", "--fail-on-init-error", "--disable-healthchecks"),
+        *("--nvidia-driver-root", "--dcgmi", "--dcgm-address", "--fail-on-init-error", "--disable-healthchecks"),
     },
     ("plugin",): {
         *("--kubelet-dir", "--socket-dir", "--resource-name", "--registration", "--log-format", "--log-level"),
@@ -97,7 +97,7 @@ FLAGS = {
         *("--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled", "--fail-on-init-error", "--config-file"),
         *("--upstream-dir", "--cluster-reporting", "--node-name", *METRICS, "--probe-address", "--traces"),
         *("--taint", "--condition-type", "--condition-polarity", "--nvsentinel-socket", "--nvsentinel-strategy"),
-        "--yield-labels",
+        *("--yield-labels", "--pause-labels", "--pause-lease", "--gpu-reset"),
         *(
             "--driver-ready-file",
             "--kubelet-socket",

@@ -47,7 +47,10 @@ WRITTEN_BY: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "AuditLog": (("audit", "export"),),
     "AuditRow": (("audit", "export"),),
     "NodeYield": (("resume", "--reason", "why"),),
-    "DoctorReport": (("doctor", "--node-root", "{dir}"),),
+    "DoctorReport": (
+        ("doctor", "--node-root", "{dir}"),
+        ("doctor", "--node-root", "{dir}/operator", "--socket-dir", "{dir}/nothing"),
+    ),
     "PolicyCheck": (("policy", "check", "default"),),
     "Policy": (("policy", "show", "{dir}/policy.yaml"),),
     "PolicyExplanation": (
@@ -100,6 +103,8 @@ class Everything(Service):
             unavailable_reason="No.",
             blockers=["b"],
             also_reset_ids=["GPU-4"],
+            agents=["c"],
+            pause_ways=[pb.PauseOffer(way="labels", actions=["d"])],
         )
 
     async def GetCertificate(self, request: Any, context: Any) -> pb.SignedCertificate:
@@ -143,6 +148,11 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "policy.yaml").write_text(
         "name: mine\nsettings: {power_limit_watts: 300}\nxids: {reset: [94]}\noverrides:\n- name: small\n  models: [NVIDIA L4]\n  sharing: never\n"
     )
+    # A node of the GPU Operator in a namespace of its own, of an unknown version, with NVSentinel.
+    for pod in ("gpus_nvidia-operator-validator-x_uid-1", "nvsentinel_platform-connectors-x_uid-2"):
+        (tmp_path / "operator/var/log/pods" / pod).mkdir(parents=True)
+    (tmp_path / "operator/run/nvidia/validations").mkdir(parents=True)
+    (tmp_path / "operator/run/nvidia/validations/toolkit-ready").touch()
     return tmp_path
 
 

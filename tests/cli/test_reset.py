@@ -14,6 +14,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import ReadClient
 from scrubber.api.server import serve
 from scrubber.api.sockets import Sockets
+from scrubber.domain.agent_pause import PauseOffer, PauseWay
 from scrubber.domain.errors import DeviceBusy, DriverTimeout, InvalidRequest
 from scrubber.domain.reset_plan import ResetPlan
 from tests.api.service import FakeNode
@@ -29,6 +30,14 @@ FREE = ResetPlan(
     also_reset=("GPU-a1",),
 )
 HELD = replace(FREE, blockers=("train (PID 7) holds it.", "Its name is \x1b[31mred."))
+MONITORED = replace(
+    FREE,
+    agents=("monitor (PID 9) holds it.",),
+    pause_ways=(
+        PauseOffer(PauseWay.BACKEND, ("ask it to let go",)),
+        PauseOffer(PauseWay.LABELS, ("set a=false", "set b=false")),
+    ),
+)
 NEVER = replace(FREE, unavailable="The service does not run as root.", blockers=HELD.blockers)
 
 
@@ -60,7 +69,39 @@ async def test_reset_plan_is_printed_as_made_by_the_engine(node: FakeNode, short
     assert (tuple(plan.actions), tuple(plan.also_reset_ids)) == (FREE.actions, FREE.also_reset)
 
 
-@pytest.mark.parametrize(("plan", "code"), [(FREE, 0), (HELD, 3), (NEVER, 1)])
+async def test_reset_plan_lists_the_pause_of_agents_before_the_reset_and_their_return_after_it(
+    node: FakeNode, short_tmp: Path
+) -> None:
+    node.plan = MONITORED
+    ended, out, _ = await run(short_tmp / "s", "GPU-a0")
+    assert ended == 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert [line for line in lines if line.startswith(("agent", "action", "or by", "verdict"))] == [
+        "agent monitor (PID 9) holds it.",
+        "action 1 Pause agents (backend): ask it to let go.",
+        "action 2 Wait until they have released the device.",
+        "action 3 Switch persistence mode off.",
+        "action 4 Reset it.",
+        "action 5 Restore the agents (backend): undo what was changed, in reverse order.",
+        "or by labels set a=false",
+        "or by labels set b=false",
+        "verdict can be reset now; agents are paused meanwhile",
+    ]
+
+
+async def test_reset_plan_lists_the_actions_of_a_reset_by_another_service_instead_of_those_of_this_one(
+    node: FakeNode, short_tmp: Path
+) -> None:
+    node.plan = replace(MONITORED, pause_ways=(PauseOffer(PauseWay.EXTERNAL_RESET, ("yield", "request it")),))
+    _, out, _ = await run(short_tmp / "s", "GPU-a0")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert [line for line in lines if line.startswith("action")] == [
+        "action 1 By another service (gpu-reset): yield.",
+        "action 2 By another service (gpu-reset): request it.",
+    ]
+
+
+@pytest.mark.parametrize(("plan", "code"), [(FREE, 0), (HELD, 3), (NEVER, 1), (MONITORED, 0)])
 async def test_reset_plan_exits_with_zero_only_if_a_reset_is_possible_now(
     node: FakeNode, short_tmp: Path, plan: ResetPlan, code: int
 ) -> None:
@@ -77,6 +118,8 @@ async def test_reset_plan_exits_with_zero_only_if_a_reset_is_possible_now(
         "unavailableReason": plan.unavailable,
         "blockers": list(plan.blockers),
         "alsoResetIDs": ["GPU-a1"],
+        "agents": list(plan.agents),
+        "pauseWays": [{"way": each.way, "actions": list(each.actions)} for each in plan.pause_ways],
     }
 
 

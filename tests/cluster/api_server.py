@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +24,12 @@ from tests.plugin_collaborators import Bell
 STRATEGIC, MERGE, JSON = "application/strategic-merge-patch+json", "application/merge-patch+json", "application/json"
 
 Json = dict[str, Any]
+
+_VERBS = {"GET": "get", "PATCH": "patch", "POST": "create", "DELETE": "delete"}
+RESETS_GPUS = frozenset({f"{verb} gpuresets" for verb in ("list", "get", "create", "delete")})
+"""What the role allows beside :attr:`ApiServerStandIn.allowed`, where NVSentinel resets GPUs for the plugin."""
+PAUSES_AGENTS = frozenset({"get leases", "create leases", "patch leases"})
+"""What the role allows beside :attr:`ApiServerStandIn.allowed`, where the plugin pauses agents by labels."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +48,14 @@ class Request:
     def what(self) -> str:
         """The operation as a role names it, such as ``patch nodes/status``."""
         words = self.path.strip("/").split("/")
-        words = words[words.index("namespaces") + 2 :] if "namespaces" in words else words[2:]
+        prefix = 2 if words[0] == "api" else 3
+        words = words[words.index("namespaces") + 2 :] if "namespaces" in words else words[prefix:]
         resource = "/".join([words[0], *words[2:]])
         if "watch" in self.query:
             return f"watch {resource}"
-        return f"{ {'GET': 'get', 'PATCH': 'patch', 'POST': 'create'}[self.method] } {resource}"
+        if self.method == "GET" and len(words) == 1:
+            return f"list {resource}"
+        return f"{_VERBS[self.method]} {resource}"
 
 
 @dataclass(frozen=True)
@@ -80,9 +90,12 @@ Fault = Callable[[Request], Response | None]
 
 
 class ApiServerStandIn:
-    """Nodes, events and pods.
+    """Nodes, events, pods, leases, and resets of GPUs.
 
     Attributes:
+        leases: by namespace and name.
+        gpu_resets: NVSentinel's ``GPUReset`` objects by name; None: the cluster does not have that kind.
+        finalized: whether a ``GPUReset`` that is deleted goes at once; otherwise it gets a deletion time.
         allowed: what the role allows, in the form of :attr:`Request.what`.
         fault: called first; None: no fault.
         guarded: UIDs of pods that a disruption budget protects.
@@ -94,6 +107,9 @@ class ApiServerStandIn:
         self.nodes: dict[str, Json] = {}
         self.events: dict[tuple[str, str], Json] = {}
         self.pods: dict[tuple[str, str], str] = {}
+        self.leases: dict[tuple[str, str], Json] = {}
+        self.gpu_resets: dict[str, Json] | None = None
+        self.finalized: Callable[[str], bool] = lambda name: True
         self.evicted: list[str] = []
         self.guarded: set[str] = set()
         self.token = "good"
@@ -232,7 +248,40 @@ class ApiServerStandIn:
                 return self._patched_event(namespace, name, request)
             case ["POST", "api", "v1", "namespaces", namespace, "pods", name, "eviction"]:
                 return self._eviction(namespace, name, request.body)
+            case [
+                "GET" | "PATCH" | "POST",
+                "apis",
+                "coordination.k8s.io",
+                "v1",
+                "namespaces",
+                namespace,
+                "leases",
+                *rest,
+            ]:
+                return self._lease(namespace, rest, request)
+            case [_, "apis", "janitor.dgxc.nvidia.com", "v1alpha1", "gpuresets", *rest] if self.gpu_resets is not None:
+                return self._gpu_reset(self.gpu_resets, rest, request)
         return failure(404, "NotFound", request.path)
+
+    def _gpu_reset(self, known: dict[str, Json], rest: list[str], request: Request) -> Response:
+        if request.method == "GET" and not rest:
+            key, _, value = request.query["labelSelector"][0].partition("=")
+            items = [each for each in known.values() if each["metadata"].get("labels", {}).get(key) == value]
+            return Response(200, {"kind": "GPUResetList", "apiVersion": "v1", "metadata": {}, "items": items})
+        name = rest[0] if rest else request.body["metadata"]["name"]
+        if request.method == "POST":
+            if name in known:
+                return failure(409, "AlreadyExists", f'gpuresets "{name}" already exists')
+            known[name] = {"metadata": {}, **request.body}
+            return Response(201, known[name])
+        if name not in known:
+            return failure(404, "NotFound", f'gpuresets.janitor.dgxc.nvidia.com "{name}" not found')
+        found = known[name]
+        if request.method == "DELETE":
+            found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            if self.finalized(name):
+                del known[name]
+        return Response(200, found)
 
     async def _watch_node(self, request: Request, writer: asyncio.StreamWriter) -> None:
         """Write the node that the request selects, now and after each change, as a watch does."""
@@ -252,9 +301,18 @@ class ApiServerStandIn:
 
     def relabel(self, name: str, **labels: str) -> None:
         """Replace labels of a node; keys with ``__`` for ``/`` and ``_`` for ``.``."""
-        for key, value in labels.items():
-            self.nodes[name]["metadata"]["labels"][key.replace("__", "/").replace("_", ".")] = value
+        self.set_labels(name, {key.replace("__", "/").replace("_", "."): value for key, value in labels.items()})
+
+    def set_labels(self, name: str, labels: Mapping[str, str | None]) -> None:
+        """Replace labels of a node as another client; None removes one."""
+        metadata = self.nodes[name]["metadata"]
+        changed = metadata["labels"] | labels
+        metadata["labels"] = {key: value for key, value in changed.items() if value is not None}
+        metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
         self.bell.ring()
+
+    def labels(self, name: str) -> dict[str, str]:
+        return dict(self.nodes[name]["metadata"]["labels"])
 
     def _node(self, name: str, request: Request) -> Response:
         node = self.nodes.get(name)
@@ -273,9 +331,33 @@ class ApiServerStandIn:
                     kept[each["type"]] = kept.get(each["type"], {}) | each
                 node["status"]["conditions"] = list(kept.values())
             else:
-                node["metadata"]["labels"] |= request.body["metadata"].get("labels", {})
+                labels = node["metadata"]["labels"] | request.body["metadata"].get("labels", {})
+                node["metadata"]["labels"] = {key: value for key, value in labels.items() if value is not None}
                 node["spec"] |= request.body.get("spec", {})  # taints have no merge key: the list is replaced
         return Response(200, node)
+
+    def _lease(self, namespace: str, rest: list[str], request: Request) -> Response:
+        spec = request.body.get("spec", {})
+        if "renewTime" in spec and not re.fullmatch(r"\d{4}(-\d\d){2}T\d\d(:\d\d){2}\.\d{6}Z", spec["renewTime"]):
+            return failure(400, "BadRequest", f'parsing time "{spec["renewTime"]}": cannot parse as ".000000"')
+        key = namespace, rest[0] if rest else request.body["metadata"]["name"]
+        found = self.leases.get(key)
+        if request.method == "POST":
+            if found is not None:
+                return failure(409, "AlreadyExists", f'leases.coordination.k8s.io "{key[1]}" already exists')
+            metadata = request.body["metadata"] | {"resourceVersion": "1"}
+            self.leases[key] = request.body | {"metadata": metadata}
+            return Response(201, self.leases[key])
+        if found is None:
+            return failure(404, "NotFound", f'leases.coordination.k8s.io "{key[1]}" not found')
+        if request.method == "PATCH":
+            version = found["metadata"]["resourceVersion"]
+            if request.body["metadata"].get("resourceVersion") not in (None, version):
+                return failure(409, "Conflict", "the object has been modified")
+            metadata = found["metadata"] | {"resourceVersion": str(int(version) + 1)}
+            changed = {name: value for name, value in (found["spec"] | spec).items() if value is not None}
+            self.leases[key] = found | {"metadata": metadata, "spec": changed}
+        return Response(200, self.leases[key])
 
     def _new_event(self, namespace: str, event: Json) -> Response:
         about, name = event["involvedObject"], event["metadata"]["name"]

@@ -31,7 +31,13 @@ class Node:
         self.logs.mkdir()
         self.log(*EXPORTER, AGENT_UID)
         self.policy = load_policy("default").infrastructure
-        pods = PodIdentities(root, self.logs, reading=lambda: KubeletReading(Trust.UNREADABLE), monotonic=lambda: 0.0)
+        pods = PodIdentities(
+            root,
+            self.logs,
+            may_run=lambda _: True,
+            reading=lambda: KubeletReading(Trust.UNREADABLE),
+            monotonic=lambda: 0.0,
+        )
         self.owners = ProcessOwners(
             unit_of={UNIT: "nvidia-persistenced.service", HOST: "sshd.service"}.get,
             pod_uid_of=self._pod_uid_of,
@@ -67,7 +73,7 @@ def node(tmp_path: Path) -> Node:
 
 async def test_exporter_without_a_token_is_recognized_by_its_namespace(node: Node) -> None:
     found = await node.owners.infrastructure(AGENT, has_context=False)
-    assert found == InfrastructureProcess(TOLERATED, "/".join(EXPORTER))
+    assert found == InfrastructureProcess(TOLERATED, "/".join(EXPORTER), is_monitoring=True)
     assert await node.kind(AGENT, has_context=True) is PROGRAM
 
 

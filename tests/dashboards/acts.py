@@ -6,12 +6,18 @@ import asyncio
 import shutil
 import signal
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
+from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.sim import control
+from scrubber.api import scrubber_pb2 as pb
+from scrubber.api.client import PluginClient
+from scrubber.domain.agent_pause import AgentPause, AgentPauseRecord, LabelChange, PauseWay
 from scrubber.emulator.playground import RESOURCE, Daemon, tenant_argv
+from scrubber.ports.record import LedgerChange
 from tests.chaos.children import children_of
 from tests.dashboards.calm import job
 from tests.dashboards.running import Prometheus
@@ -189,6 +195,7 @@ class Acts:
         process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
         try:
             await self.fires(node, "ScrubberUnauthorizedUse")
+            await self.fires(node, "ScrubberDeviceHeld")
         finally:
             await _ended(process)
 
@@ -271,6 +278,8 @@ class Acts:
     async def cut(self, node: Node) -> None:
         if FULL_DISKS:
             await self._disk_is_full(node)
+        await self._is_yielded(node)
+        await self._agents_stay_paused(node)
         await self._away(node, "ScrubberServiceDown", node.service)
         await self._away(node, "ScrubberPluginDown", node.plugin)
         await node.kubelet.stop()
@@ -279,6 +288,31 @@ class Acts:
         )
         await node.kubelet.start()
         await self._away(node, "ScrubberNodeDown", node.service, node.plugin)
+
+    async def _is_yielded(self, node: Node) -> None:
+        await node.order("yield", "--reason", "driver upgrade")
+        await self.fires(node, "ScrubberNodeYielded")
+        await node.order("resume", "--reason", "done")
+        await node.read_client.close()
+        await node.wait_until_clean(SOON)
+        await self.ends(node, "ScrubberNodeYielded")
+
+    async def _agents_stay_paused(self, node: Node) -> None:
+        """Start a service after one that died during a pause of agents, which its plugin does not restore for now."""
+        await node.service.stop(SOON)
+        change = LabelChange("a", "true", "false")
+        pause = AgentPause("pause-1", PauseWay.LABELS, (), time.time(), ending=True, changes=(change,))
+        ledger = SqliteLedger(node.state)
+        await ledger.load()
+        await ledger.commit(LedgerChange(agent_pause=AgentPauseRecord(pause)))
+        await ledger.close()
+        await node.service.start()
+        await self.fires(node, "ScrubberAgentsPaused")
+        async with PluginClient(node.socket_dir) as plugin:
+            await plugin.report_agent_pause(pb.AgentPauseReport(pause_id=pause.id, state="restored"), timeout=SOON)
+        await node.read_client.close()
+        await node.wait_until_clean(SOON)
+        await self.ends(node, "ScrubberAgentsPaused")
 
     async def _away(self, node: Node, alert: str, *daemons: Daemon) -> None:
         for daemon in daemons:

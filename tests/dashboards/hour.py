@@ -104,7 +104,7 @@ class _Metered(SimulatedCluster):
         view = self.node.view()
         return ServiceStatus(
             devices=tuple(
-                DeviceStatus(each.device, each.record, each.advertised, each.policy.enforcement)
+                DeviceStatus(each.device, each.record, each.advertised, each.policy.enforcement, each.holders)
                 for each in view.devices
             ),
             handovers_waiting=self.node.waiting_starts,

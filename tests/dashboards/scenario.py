@@ -28,7 +28,7 @@ from tests.dashboards.faster import SECONDS, faster
 from tests.dashboards.running import SCRAPE, Prometheus
 from tests.dashboards.stage import OPENMETRICS, PLUGIN, SERVICE, TEXT, Node, little_disk, nodes
 
-__all__ = ["RULES", "FinishedScenario", "run_scenario"]
+__all__ = ["RULES", "FinishedScenario", "alerts_of_outage", "run_scenario"]
 
 RULES: Final = tuple(
     Path(__file__).parents[2] / "dashboards" / "rules" / name for name in ("recording.yaml", "alerts.yaml")
@@ -72,6 +72,15 @@ def quick(name: str, *, floor: str = "2s", resets: int = 100) -> str:
     return QUICK.format(name=name, floor=floor, resets=resets)
 
 
+def alerts_of_outage(seconds: float) -> frozenset[str]:
+    """Return the alerts that are right about a daemon that a restart left missing for ``seconds``.
+
+    A scrape before and one after the outage can each be missing, too.
+    """
+    long = seconds > SECONDS["2m"] - 2 * SCRAPE
+    return frozenset({"ScrubberServiceDown", "ScrubberPluginDown"} if long else ())
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedScenario:
     """A finished scenario; Prometheus is still running.
@@ -93,9 +102,9 @@ class FinishedScenario:
     known: frozenset[str]
     outages: Mapping[str, float]
 
-    def has_outage(self, node: str) -> bool:
-        """Whether an alert for a missing daemon may fire on ``node`` although it was only restarted."""
-        return self.outages[node] > SECONDS["2m"] - 2 * SCRAPE
+    def outage_alerts(self) -> frozenset[tuple[str, str]]:
+        """Return (alert, node) of the alerts that may fire for nodes that were only restarted; none unless overloaded."""
+        return frozenset((alert, node) for node, outage in self.outages.items() for alert in alerts_of_outage(outage))
 
 
 def _nothing(_message: str) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,14 +26,21 @@ __all__ = [
     "ENVVAR",
     "KUBELET",
     "MOUNTS",
+    "OPERATORS_TOOLKIT",
+    "OUR_UID",
     "SERVED",
     "STATE",
     "TOOLKIT",
     "UNPRIVILEGED_UID",
     "Ended",
+    "as_units",
+    "beside_operator",
+    "every_check_name",
     "found",
     "healthy",
     "levels",
+    "pod_of",
+    "process",
     "run",
     "run_unprivileged",
     "serving",
@@ -45,6 +52,7 @@ KUBELET = "var/lib/kubelet"
 STATE = "var/lib/scrubber"
 CONTAINERD = "etc/containerd/config.toml"
 TOOLKIT = "etc/nvidia-container-runtime/config.toml"
+OPERATORS_TOOLKIT = "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
 ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 UNPRIVILEGED_UID = 54321
@@ -60,7 +68,7 @@ SERVED = ServiceReport(
     ledger_status="ok",
     key_id="sha256:" + "ab" * 32,
     audit_head="7:" + "cd" * 32,
-    devices=(DeviceReport("GPU-a", "0"), DeviceReport("GPU-b", "1")),
+    devices=(DeviceReport("GPU-a", "0"), DeviceReport("GPU-b", "1", confidential="on")),
     kubelet_status="ok",
     pid=os.getpid(),
 )
@@ -160,6 +168,115 @@ def _lay_out_driver(root: Path) -> None:
     write(root, "dev/nvidia0").chmod(0o660)
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         write(root, f"usr/lib/x86_64-linux-gnu/{name}")
+
+
+OUR_UID = "11111111-2222-3333-4444-555555555555"
+_OPERANDS = (
+    "nvidia-operator-validator",
+    "nvidia-driver-daemonset",
+    "nvidia-container-toolkit-daemonset",
+    "nvidia-dcgm-exporter",
+    "nvidia-mig-manager",
+)
+_PROGRAM = ("/opt/scrubber/bin/python", "/opt/scrubber/bin/scrubber", "plugin", "--registration=classic")
+_VARIABLES = {
+    "DEVICE_LIST_STRATEGY": "cdi-annotations,cdi-cri",
+    "SCRUBBER_DRIVER_READY_FILE": "/run/nvidia/validations/driver-ready",
+    "SCRUBBER_DEPLOY_LABEL": "nvidia.com/gpu.deploy.client",
+    "SCRUBBER_YIELD_LABELS": "nvidia.com/gpu.deploy.device-plugin",
+    "CONFIG_FILE": "/config/config.yaml",
+}
+
+
+def process(
+    root: Path,
+    pid: int,
+    *,
+    comm: str = "python",
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    cgroup: str = "/",
+) -> None:
+    """Write what ``/proc`` shows of a process of the node."""
+    write(root, f"proc/{pid}/comm", f"{comm}\n")
+    write(root, f"proc/{pid}/cmdline", "".join(f"{each}\0" for each in arguments))
+    write(root, f"proc/{pid}/environ", "".join(f"{key}={value}\0" for key, value in (variables or {}).items()))
+    write(root, f"proc/{pid}/cgroup", f"0::{cgroup}\n")
+
+
+def pod_of(uid: str) -> str:
+    """Return the cgroup of a container of the pod."""
+    return f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{'0' * 8}.scope"
+
+
+def beside_operator(
+    node: CheckContext, *, version: str = "v26.7.0", changed: Mapping[str, str | None] | None = None
+) -> CheckContext:
+    """Return the node with NVIDIA's GPU Operator, NVSentinel and our pods, all well configured.
+
+    This process is both our service and our plugin, as on every stage.
+
+    Args:
+        changed: variables of our pods that have another value; None: that are not set.
+    """
+    root = node.root
+    for number, pod in enumerate(_OPERANDS):
+        (node.pod_logs / f"gpu-operator_{pod}-x{number}_uid-{number}").mkdir(parents=True)
+    (node.pod_logs / f"scrubber-system_scrubber-x_{OUR_UID}").mkdir()
+    (node.pod_logs / "nvsentinel_platform-connectors-x_uid-9").mkdir()
+    ready = "IS_HOST_DRIVER=false\nNVIDIA_DRIVER_ROOT=/run/nvidia/driver\nDRIVER_ROOT_CTR_PATH=/driver-root\n"
+    write(root, "run/nvidia/validations/driver-ready", f"{ready}NVIDIA_DEV_ROOT=/run/nvidia/driver\n")
+    write(root, "run/nvidia/validations/toolkit-ready")
+    (root / TOOLKIT).unlink()
+    write(root, OPERATORS_TOOLKIT, f"{ENVVAR} = false\n[nvidia-container-runtime]\nmode = 'cdi'\n")
+    write(root, "usr/local/nvidia/toolkit/nvidia-cdi-hook")
+    write(root, CONTAINERD, "version = 3\nimports = ['/etc/containerd/conf.d/*.toml']\n")
+    handler = "plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia"
+    write(root, "etc/containerd/conf.d/99-nvidia.toml", f"[{handler}]\nruntime_type = 'io.containerd.runc.v2'\n")
+    bundle = {
+        "annotations": {
+            "io.kubernetes.cri.image-name": f"nvcr.io/nvidia/gpu-operator:{version}",
+            "io.kubernetes.cri.sandbox-namespace": "gpu-operator",
+        }
+    }
+    tasks = "run/containerd/io.containerd.runtime.v2.task/k8s.io"
+    write(root, f"{tasks}/{'a' * 64}/config.json", json.dumps(bundle))
+    variables = {key: value for key, value in {**_VARIABLES, **(changed or {})}.items() if value is not None}
+    process(root, os.getpid(), arguments=_PROGRAM, variables=variables, cgroup=pod_of(OUR_UID))
+    write(root, f"proc/{os.getpid()}/root/config/config.yaml", "version: v1\n")
+    (root / f"proc/{os.getpid()}/root/var/lib/kubelet/pods").mkdir(parents=True)
+    library = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.570.133.20"
+    write(root, f"proc/{os.getpid()}/mountinfo", f"40 30 0:9 {library} {library} ro,nosuid - overlay overlay ro\n")
+    process(
+        root,
+        4800,
+        comm="config-manager",
+        variables={"PROCESS_TO_SIGNAL": "/opt/scrubber/bin/python"},
+        cgroup=pod_of(OUR_UID),
+    )
+    policy = write(
+        root, "policy.yaml", "name: mine\ninfrastructure: {pods: [{namespace: monitoring, serviceAccount: exporter}]}\n"
+    )
+    digest = load_policy(str(policy)).digest
+    return serving(replace(node, policy=str(policy)), policy="mine", policy_digest=digest)
+
+
+def as_units(node: CheckContext) -> CheckContext:
+    """Return the node with our daemons as systemd units."""
+    write(node.root, f"proc/{os.getpid()}/cgroup", "0::/system.slice/scrubber.service\n")
+    return node
+
+
+def every_check_name(root: Path) -> tuple[str, ...]:
+    """Return the names of all results, in the order of the checks: of plain and operator nodes, below ``root``."""
+    with ExitStack() as stack:
+        nodes = []
+        for number in range(3):
+            (root / str(number)).mkdir()
+            nodes.append(stack.enter_context(healthy(root / str(number))))
+        plain, pods, units = nodes
+        nodes = [plain, beside_operator(pods), as_units(beside_operator(units))]
+        return tuple(dict.fromkeys(result.name for check in CHECKS for node in nodes for result in check(node)))
 
 
 def found(node: CheckContext, name: str) -> CheckResult:

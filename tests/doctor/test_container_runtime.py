@@ -109,6 +109,7 @@ def test_toolkit_that_accepts_no_request_form_requires_cdi(node: CheckContext, t
         (CONTAINERD, "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]\npod_annotations"),
         ("etc/containerd/conf.d/99-nvidia.toml", "[plugins.x]\npod_annotations"),
         ("var/lib/rancher/k3s/agent/etc/containerd/config.toml", "[plugins.x]\npod_annotations"),
+        ("etc/crio/crio.conf.d/00-default", "[crio.runtime.runtimes.crun]\nallowed_annotations"),
         ("etc/crio/crio.conf.d/10-gpus.conf", "[crio.runtime.runtimes.nvidia]\nallowed_annotations"),
     ],
 )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scrubber.doctor.infrastructure import holders, infrastructure_agents, infrastructure_namespaces
+from scrubber.doctor.infrastructure import (
+    holders,
+    infrastructure_accounts,
+    infrastructure_agents,
+    infrastructure_namespaces,
+    reset_blockers,
+)
 from scrubber.doctor.model import CheckContext, CheckLevel, DeviceReport, ReportedHolder
-from tests.doctor.stage import healthy, serving, write
+from tests.doctor.stage import OUR_UID, healthy, pod_of, process, serving, write
 
 EXPORTER = ReportedHolder(
     4711, "dcgm-exporter", code="unknown-holder", namespace="monitoring", pod="dcgm-exporter-x", pod_uid="u", since=60.0
@@ -148,3 +155,67 @@ def test_listed_namespaces_with_known_agents_only_pass_and_a_namespace_of_the_po
     assert "gpu-operator" in check.message
     assert "kubectl auth can-i create pods -n NAMESPACE" in check.message
     assert list(infrastructure_namespaces(with_policy(node, "{groups: [systemd]}"))) == []
+
+
+# --- what blocks a reset
+
+
+@pytest.mark.parametrize(
+    ("policy", "level", "text"),
+    [
+        ("default", CheckLevel.OK, "Scrubs go on without a reset."),
+        ("strict", CheckLevel.WARNING, "The policy requires a reset"),
+        ("nowhere", CheckLevel.WARNING, "is unknown"),
+    ],
+)
+def test_agent_that_holds_devices_is_named_as_a_blocker_of_resets_and_is_a_problem_where_they_are_required(
+    node: CheckContext, policy: str, level: CheckLevel, text: str
+) -> None:
+    agent = replace(EXPORTER, kind="infrastructure", code="")
+    devices = (DeviceReport("GPU-a", "0"), *(DeviceReport(f"GPU-{each}", each, agents=(agent,)) for each in "bc"))
+    (check,) = reset_blockers(replace(serving(node, devices=devices), policy=policy))
+    assert (check.level, text in check.message) == (level, True)
+    assert "2 of 3 devices, which blocks resets of them: monitoring/dcgm-exporter-x." in check.message
+    assert "scrubber reset-plan b" in check.message + check.remedy
+
+
+def test_override_that_requires_resets_counts_like_the_policy(node: CheckContext) -> None:
+    file = write(
+        node.root, "policy.yaml", "name: mine\noverrides:\n- {name: a, models: [NVIDIA A100], reset: required}\n"
+    )
+    devices = (DeviceReport("GPU-a", "0", agents=(replace(EXPORTER, kind="infrastructure"),)),)
+    (check,) = reset_blockers(replace(serving(node, devices=devices), policy=str(file)))
+    assert "The policy requires a reset" in check.message
+
+
+def test_devices_without_agents_have_nothing_that_blocks_a_reset(node: CheckContext) -> None:
+    (check,) = reset_blockers(node)
+    assert check.level is CheckLevel.OK
+    assert list(reset_blockers(serving(node, devices=None))) == []
+
+
+# --- accounts
+
+
+@pytest.mark.parametrize(
+    ("pods", "mounted", "levels"),
+    [
+        ("[{namespace: monitoring, serviceAccount: exporter}]", True, [CheckLevel.OK]),
+        ("[{namespace: monitoring, serviceAccount: exporter}]", False, [CheckLevel.WARNING]),
+        ("[{namespace: monitoring}]", False, []),
+    ],
+)
+def test_policy_with_accounts_needs_the_mount_with_the_tokens_of_pods(
+    node: CheckContext, pods: str, mounted: bool, levels: list[CheckLevel]
+) -> None:
+    process(node.root, os.getpid(), cgroup=pod_of(OUR_UID))
+    if mounted:
+        (node.root / f"proc/{os.getpid()}/root/var/lib/kubelet/pods").mkdir(parents=True)
+    found = list(infrastructure_accounts(with_policy(node, f"{{pods: {pods}}}")))
+    assert [each.level for each in found] == levels
+    assert all("HostToContainer" in each.remedy for each in found if each.remedy)
+
+
+def test_unit_sees_the_tokens_of_pods_without_a_mount(node: CheckContext) -> None:
+    process(node.root, os.getpid(), cgroup="/system.slice/scrubber.service")
+    assert list(infrastructure_accounts(with_policy(node, "{pods: [{namespace: m, serviceAccount: a}]}"))) == []

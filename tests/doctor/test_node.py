@@ -13,7 +13,7 @@ import pytest
 from scrubber.config.settings import EMULATOR_MARKER_FILE
 from scrubber.doctor import libraries
 from scrubber.doctor.checks import check_node
-from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, ServicePaths
+from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, DeviceReport, ServicePaths
 from tests.doctor.stage import KUBELET, found, healthy, levels, serving, write
 
 SIM = {"backend": "sim"}
@@ -106,6 +106,30 @@ def test_pid_file_without_a_process_is_no_persistence_daemon(node: CheckContext,
     path.unlink() if text is None else path.write_text(text)
     check = found(node, "persistenced")
     assert (check.level, check.remedy) == (CheckLevel.WARNING, "systemctl enable --now nvidia-persistenced")
+
+
+# --- confidential computing
+
+
+@pytest.mark.parametrize(
+    ("mode", "level", "words"),
+    [
+        ("on", CheckLevel.OK, "GPU 0, 1: in a confidential-computing mode"),
+        ("devtools", CheckLevel.WARNING, "GPU 0, 1 is for debuggers"),
+    ],
+)
+def test_confidential_computing_mode_is_shown_and_the_one_for_debuggers_is_a_warning(
+    node: CheckContext, mode: str, level: CheckLevel, words: str
+) -> None:
+    devices = tuple(DeviceReport(f"GPU-{each}", str(each), confidential=mode) for each in range(2))
+    check = found(serving(node, devices=devices), "confidential-computing")
+    assert check.level is level
+    assert words in check.message
+
+
+def test_node_without_a_confidential_computing_mode_has_no_such_check(node: CheckContext) -> None:
+    devices = (DeviceReport("GPU-0", "0"),)
+    assert "confidential-computing" not in levels(serving(node, devices=devices))
 
 
 # --- libraries

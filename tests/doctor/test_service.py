@@ -68,6 +68,13 @@ def named(node: CheckContext, name: str) -> list[CheckResult]:
             "uid:0: driver upgrade. The driver is still in use by processes of the service that cannot be killed: PID 4711",
             "scrubber resume",
         ),
+        (
+            {"agent_pause": "by labels since 10:00 with a=false", "is_agent_pause_ending": True},
+            "agent-pause",
+            CheckLevel.WARNING,
+            "are not restored yet: by labels since 10:00 with a=false",
+            "undo the changes yourself",
+        ),
         ({"audit_head": ""}, "audit-head", CheckLevel.WARNING, "could not be detected", "systemctl restart"),
     ],
 )
@@ -123,10 +130,16 @@ def test_break_glass_override_is_reported_per_device_with_the_command_to_end_the
     assert second.remedy.startswith("scrubber break-glass GPU-c --end")
 
 
+def test_node_without_any_device_in_service_names_the_effect_on_autoscalers(node: CheckContext) -> None:
+    check = found(serving(node, devices=(DeviceReport("GPU-a", "0", "quarantined", advertised=False),)), "devices")
+    assert "no allocatable GPU: an autoscaler may count it as not ready (docs/cluster.md)" in check.message
+
+
 def test_devices_out_of_service_and_devices_in_observe_mode_are_named(node: CheckContext) -> None:
     devices = tuple(DeviceReport(f"GPU-{n}", str(n), "quarantined", advertised=False) for n in range(5))
     check = found(serving(node, devices=(*devices, DeviceReport("GPU-9", "9"))), "devices")
     assert check.message.startswith("5 of 6 devices are out of service (quarantined): device 0 (GPU-0), ")
+    assert "no allocatable GPU" not in check.message
     assert check.message.endswith(" and 2 more.")
     assert "scrubber device 0" in check.remedy
     observed = found(serving(node, devices=(DeviceReport("GPU-a", "0", enforcement="observe"),)), "enforcement")

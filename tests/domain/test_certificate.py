@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from scrubber.domain.certificate import certify
-from scrubber.domain.evidence import Certificate, PathKind, Step, StepResult, Verdict
+from scrubber.domain.evidence import Attestation, Certificate, PathKind, Step, StepResult, Verdict
 from scrubber.domain.handover_kind import Basis
 from scrubber.domain.states import Hygiene
 from tests.simulation.samples import NODE, NOW, POLICY, grant, record, result, scrub
@@ -112,3 +113,33 @@ def test_certificate_names_previous_grant_node_boot_driver_and_policy() -> None:
     assert (issued.previous_grant, issued.next_grant, issued.sequence) == (4, None, 12)
     assert (issued.node, issued.boot, issued.driver) == (NODE.node, NODE.boot, NODE.driver)
     assert (issued.policy, issued.policy_digest, issued.issued_at) == (POLICY.name, POLICY.digest, NOW)
+
+
+def test_attestation_is_claimed_by_the_slow_path_and_named_as_not_repeated_by_the_fast_path() -> None:
+    attestation = Attestation("a" * 64, "b" * 64)
+    device = record(Hygiene.SCRUBBING, last_grant=grant(4))
+    issue = partial(certify, identity=NODE, policy=POLICY, now=NOW)
+    slow = issue(scrub(PathKind.SLOW, *ALL), ALL, device, certificate_id="cert-1", attestation=attestation)
+    assert slow.attestation == attestation
+    assert f"attestation: report with SHA-256 {'a' * 64}; not compared with reference values" in slow.covered
+    clean = replace(device, hygiene=Hygiene.CLEAN, certificate=slow)
+    fast = issue(scrub(PathKind.FAST, *ALL), ALL, clean, certificate_id="cert-2", rests_on="cert-1")
+    assert fast.attestation is None
+    assert "attestation: reported for cert-1, not requested again" in fast.not_covered
+
+
+def test_reset_that_only_another_service_claims_is_not_covered() -> None:
+    device = record(Hygiene.SCRUBBING, externally_reset=True)
+    without = tuple(each for each in ALL if each.step is not Step.RESET)
+    line = "reset: by another service, as that service says; not observed by this one"
+    for steps, claimed in ((without, False), (ALL, True)):
+        issued = certify(
+            scrub(PathKind.SLOW, *steps),
+            steps,
+            device,
+            identity=NODE,
+            policy=POLICY,
+            certificate_id="cert-1",
+            now=NOW,
+        )
+        assert (line in issued.not_covered, "reset: done" in issued.covered) == (not claimed, claimed)

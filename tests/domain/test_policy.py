@@ -81,3 +81,18 @@ def test_diagnostics_run_before_clearing_at_the_level_that_the_policy_sets(
     assert (Step.DIAGNOSTICS in plan.steps) is (level is not DiagnosticLevel.NONE)
     if Step.DIAGNOSTICS in plan.steps:
         assert plan.steps.index(Step.DIAGNOSTICS) < plan.steps.index(Step.MEMORY)
+
+
+@pytest.mark.parametrize("reset", ResetMode)
+@pytest.mark.parametrize("must_reset", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_reset_may_be_left_to_another_service_only_for_a_recovery_or_an_operator(
+    reset: ResetMode, must_reset: bool, ordered: bool
+) -> None:
+    plan = replace(Policy(), reset=reset).plan(
+        PathKind.SLOW, ScrubTrigger.RECOVERY, must_reset=must_reset, operator_ordered=ordered
+    )
+    by_operator = ordered and reset is not ResetMode.NEVER
+    by_recovery = must_reset and reset is ResetMode.BEST_EFFORT
+    assert plan.may_leave_reset is (by_operator or by_recovery)
+    assert Step.RESET in plan.steps or not plan.may_leave_reset

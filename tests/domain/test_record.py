@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scrubber.domain.handover_kind import Basis
-from scrubber.domain.states import Hygiene
-from tests.simulation.samples import assignment, certificate, grant, pod, record
+from scrubber.domain.states import Health, Hygiene
+from tests.simulation.samples import NOW, assignment, cause, certificate, grant, pod, record
 
 A, B = assignment(pod("acme", "a", "uid-a")), assignment(pod("umbrella", "b", "uid-b"))
 CLEAN = record(Hygiene.CLEAN, certificate=certificate(), exclusive_use=True)
@@ -82,3 +82,27 @@ def test_service_start_in_a_new_boot_closes_the_grants_of_the_old_boot() -> None
     assert [each.sequence for each in device.after_service_start("boot-2").open_grants] == [2]
     assert [each.sequence for each in device.after_service_start("boot-1").open_grants] == [1]
     assert device.after_service_start("boot-2").grant_sequence == 2
+
+
+def test_obligation_to_reset_ends_on_another_services_word_only_with_a_recovery_that_passes() -> None:
+    reported = record(Hygiene.SCRUBBING, must_reset=True).after_external_reset(NOW)
+    assert not reported.owes_reset
+    assert reported.must_reset, "it is no proof"
+    checked = reported.after_passed_scrub(certificate(), was_reset=False)
+    assert (checked.must_reset, checked.externally_reset) == (True, True), "no recovery has proved health"
+    recovered = reported.after_passed_scrub(certificate(), was_reset=False, restores=True)
+    assert (recovered.must_reset, recovered.externally_reset) == (False, False)
+    assert reported.after_unproven_scrub().externally_reset
+
+
+def test_later_fault_or_grant_forgets_that_another_service_reset_the_device() -> None:
+    reported = record(Hygiene.DIRTY, Health.QUARANTINED, cause=cause(), must_reset=True).after_external_reset(NOW)
+    assert reported.with_reset_required().owes_reset
+    assert reported.after_fault(cause(), retry_at=NOW, is_failed_attempt=True).owes_reset
+    free = record(Hygiene.CLEAN, certificate=certificate(), must_reset=True).after_external_reset(NOW)
+    assert free.after_grant(grant(1, A), None, certain=True).owes_reset
+
+
+def test_recovery_goes_on_at_once_after_a_reset_by_another_service() -> None:
+    waiting = record(Hygiene.DIRTY, Health.QUARANTINED, cause=cause(), must_reset=True, retry_at=NOW + 100)
+    assert waiting.after_external_reset(NOW).retry_at == NOW

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scrubber.adapters.ledger.documents import CERTIFICATE
 from scrubber.domain.errors import InvalidRequest
-from scrubber.domain.evidence import Certificate, PathKind
+from scrubber.domain.evidence import Attestation, Certificate, PathKind
 from scrubber.domain.statement import PAYLOAD_TYPE, UNSIGNED_FIELDS, pae, parse_statement, statement
 
 PLAIN = Certificate(
@@ -32,7 +32,7 @@ PLAIN = Certificate(
     issued_at=1.5,
 )
 WRITTEN = (
-    b'{"baseCertificateID":null,"bootID":"b1","covered":["memory: 8 of 8 bytes cleared and verified"],'
+    b'{"attestation":null,"baseCertificateID":null,"bootID":"b1","covered":["memory: 8 of 8 bytes cleared and verified"],'
     b'"deviceID":"GPU-a","driverVersion":"1.0","format":1,"id":"c-7","issuedAt":1.5,"nodeName":"n1",'
     b'"notCovered":["on-chip memory"],"path":"slow","policy":"default","policyDigest":"d","previousGrant":3,'
     b'"scrubID":"s-9","sequence":7}'
@@ -70,6 +70,7 @@ certificates = st.builds(
     issued_at=st.floats(allow_nan=False, allow_infinity=False),
     next_grant=st.none() | counts,
     rests_on=st.none() | words,
+    attestation=st.none() | st.builds(Attestation, digest=words, nonce=words),
     key_id=st.none() | words,
     signature=st.none() | st.binary(max_size=8).map(lambda value: base64.b64encode(value).decode()),
 )
@@ -116,6 +117,7 @@ def test_changed_value_of_any_signed_field_changes_the_statement(
         ("not_covered", ("on-chip memory", "on-chip memory")),
         ("rests_on", ""),
         ("rests_on", "null"),
+        ("attestation", Attestation("", "")),
         ("issued_at", math.nextafter(1.5, 2)),
         ("node", "n1\u0000"),
         ("node", "n\u0131"),
@@ -165,6 +167,8 @@ def test_non_finite_time_cannot_be_signed(moment: float) -> None:
         (WRITTEN.replace(b'["on-chip memory"]', b'"on-chip memory"'), "not in the canonical form"),
         (WRITTEN.replace(b'["on-chip memory"]', b"null"), "not a certificate's statement"),
         (WRITTEN.replace(b'"baseCertificateID":null', b'"baseCertificateID":0'), "not a certificate's statement"),
+        (WRITTEN.replace(b'"attestation":null', b'"attestation":[]'), "not a certificate's statement"),
+        (WRITTEN.replace(b'"attestation":null', b'"attestation":{"digest":"d"}'), "nonce is missing"),
         (WRITTEN.replace(b"slow", b"sl\\u006fw"), "not in the canonical form"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from scrubber.adapters.signing.ed25519 import EphemeralKey, verify_signature
 from scrubber.domain.errors import InvalidRequest
-from scrubber.domain.evidence import Certificate, PathKind
+from scrubber.domain.evidence import Attestation, Certificate, PathKind
 from scrubber.domain.handover_kind import Basis
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.statement import UNSIGNED_FIELDS, sign_certificate, statement
@@ -59,6 +59,7 @@ ANOTHER_ONE: dict[str, Any] = {
     **dict.fromkeys(["id", "node", "boot", "driver", "device", "scrub", "policy", "policy_digest"], "another"),
     **dict.fromkeys(["sequence", "previous_grant"], 99),
     **dict.fromkeys(["covered", "not_covered"], ("all of it",)),
+    "attestation": Attestation("another", "another"),
     "path": PathKind.FAST if CERTIFICATE.path is PathKind.SLOW else PathKind.SLOW,
     "issued_at": 9.5,
     "rests_on": "another",

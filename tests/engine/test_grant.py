@@ -402,7 +402,7 @@ async def test_device_of_a_node_that_is_yielded_before_the_grant_is_not_granted(
         )
         assert (await refusal_of(request_start(cluster, tenant))).code == ErrorCode.NODE_YIELDED
         assert cluster.record().grant_sequence == 0
-        await cluster.node.yields.withdraw({YieldRequester.OPERATOR}, "done", "uid:1000")
+        await cluster.node.yields.withdraw(YieldRequester.OPERATOR, "done", "uid:1000")
         cluster.node.publish_yield()
 
 

@@ -117,6 +117,20 @@ async def test_start_waits_for_validation_to_end_and_then_gets_the_device() -> N
 
 
 @in_virtual_time
+async def test_validation_that_never_ends_is_named_since_it_was_first_seen_and_is_never_killed() -> None:
+    async with simulated_cluster(devices=1) as cluster:
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+        proc = agent(cluster, HolderKind.VALIDATION, "cuda-validator-x")
+        await cluster.until(lambda: bool(cluster.node.view().devices[0].holders))
+        (first,) = cluster.node.view().devices[0].holders
+        await cluster.run(1800.0)
+        (named,) = cluster.node.view().devices[0].holders
+        assert (named.since, named.code, named.is_blocking) == (first.since, "validation-holder", True)
+        assert proc.alive
+        assert cluster.record().health is Health.HEALTHY
+
+
+@in_virtual_time
 async def test_validation_beside_a_tenant_ends_the_exclusive_use_of_its_grant() -> None:
     async with simulated_cluster(devices=1) as cluster:
         await started(cluster)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from scrubber.engine.device.state import run_to_completion
+from scrubber.engine.completion import run_to_completion
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.views import DeviceView
 from tests.simulation.process_table import gpu

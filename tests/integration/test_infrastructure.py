@@ -15,6 +15,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.emulator.playground import Playground, tenant_argv
 from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodSpec
 from tests.integration.acting import QUICK, SOON, found_by, history, reader, running, staged, writer
+from tests.integration.test_probes import address_of, get
 
 KEEP_OPEN = """
 import json, os, signal, sys
@@ -99,6 +100,26 @@ async def test_validator_with_a_context_delays_starts_and_is_neither_killed_nor_
         assert len(await history(stage, "validation.use.detected")) == 1
         for event in ("unauthorized.use.detected", "unauthorized.process.killed", "health.quarantined"):
             assert await history(stage, event) == []
+
+
+async def test_metrics_name_the_pod_of_a_validator_that_does_not_end() -> None:
+    async with Playground(devices=1, memory="2MiB", policy=QUICK) as stage:
+        arguments = list(stage.service.arguments)
+        arguments[arguments.index("--metrics-address") + 1] = "127.0.0.1:0"
+        stage.service.arguments = arguments
+        await stage.start_daemons(SOON)
+        (device,) = await stage.wait_until_clean(SOON)
+        name = "nvidia-cuda-validator-x7x9q"
+        argv = tenant_argv("--device", str(stage.device_files()[0].with_name("memory")), "--hold", "forever")
+        await running(stage, PodSpec(name, "gpu-operator", [ContainerSpec("main", argv)]))
+        address = await address_of(stage.service, "metrics.serving")
+        labels = f'device="{device.id}",code="validation-holder",holder="gpu-operator/{name}"'
+        async with asyncio.timeout(SOON):
+            while True:
+                _, page = await get(address, "/metrics")
+                if f"\nscrubber_device_held_start_timestamp_seconds{{{labels}}} " in page:
+                    break
+                await asyncio.sleep(0.05)
 
 
 async def test_tenant_that_impersonates_an_agent_keeps_its_device_dirty_whatever_it_claims() -> None:

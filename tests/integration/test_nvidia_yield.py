@@ -83,3 +83,16 @@ async def test_capacity_remains_while_the_node_is_yielded_and_the_label_that_van
         del cluster.nodes[NODE]["metadata"]["labels"][LABEL]
         cluster.bell.ring()
         await stage.offers(2)
+
+
+async def test_node_whose_driver_hangs_at_the_start_of_the_service_can_be_yielded() -> None:
+    async with NvidiaStage(gpus=1) as stage:
+        stage.machine.set("hangs/nvmlInitWithFlags", "")
+        await stage.service.start()
+        closed = await stage.command_json("yield", "--reason", "the driver is replaced")
+        assert (closed["driver"], closed["remainingPids"]) == ("closed", [])
+        assert stage.child_processes(stage.service) == {}
+        stage.machine.unset("hangs/nvmlInitWithFlags")
+        done = await stage.run_command("resume", "--reason", "done")
+        assert done.returncode == 0, done.stderr
+        await stage.wait_until_clean(SOON)

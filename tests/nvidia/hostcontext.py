@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from tests.nvidia.hostgpu import PAGE, CUDARuntimeError, HostGpu, lives
+from tests.nvidia.hostgpu import PAGE, CUDARuntimeError, HostGpu, lives, require_ready
 from tests.nvidia.hostkernels import REGISTER_BYTES, HostKernels, Processor
 
 __all__ = ["NULL_STREAM", "HostContext"]
@@ -43,10 +43,11 @@ class HostContext:
     """The share of one device that one process has.
 
     Raises:
-        CUDARuntimeError: 46 when the device's compute mode excludes this process, 2 when there is no memory left.
+        CUDARuntimeError: 802 while the GPUs are not ready, 46 when the device's compute mode excludes this process, 2 when there is no memory left.
     """
 
     def __init__(self, gpu: HostGpu) -> None:
+        require_ready(gpu.machine)
         self.gpu = gpu
         self.pid = os.getpid()
         self._failed: int | None = None

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MESSAGES", "PAGE", "CUDARuntimeError", "HostGpu", "lives", "machine_of", "visible"]
+__all__ = ["MESSAGES", "PAGE", "CUDARuntimeError", "HostGpu", "lives", "machine_of", "require_ready", "visible"]
 
 PAGE: Final = 4096
 
@@ -44,6 +44,7 @@ MESSAGES: Final[Mapping[int, str]] = {
     700: "cudaErrorIllegalAddress: an illegal memory access was encountered",
     716: "cudaErrorMisalignedAddress: misaligned address",
     719: "cudaErrorLaunchFailure: unspecified launch failure",
+    802: "cudaErrorSystemNotReady: system not yet initialized",
     803: "cudaErrorSystemDriverMismatch: system has unsupported display driver / cuda driver combination",
     999: "cudaErrorUnknown: unknown error",
 }
@@ -160,15 +161,23 @@ def machine_of(environment: Mapping[str, str]) -> Path:
     return machine
 
 
+def require_ready(machine: Path) -> None:
+    """Raise CUDARuntimeError 802 while the GPUs of a confidential-computing node are not ready."""
+    state = machine / "state" / "node" / "gpus_ready"
+    if state.exists() and state.read_text("ascii").strip() != "1":
+        raise CUDARuntimeError(802)
+
+
 def visible(environment: Mapping[str, str]) -> list[HostGpu]:
     """Return the devices that ``CUDA_VISIBLE_DEVICES`` makes visible, in its order; all of them when it is unset.
 
     As in the real driver, the list ends at the first unknown name.
 
     Raises:
-        CUDARuntimeError: as :func:`machine_of`; 100 when no device is left; 999 when one needs a reset.
+        CUDARuntimeError: as :func:`machine_of` and :func:`require_ready`; 100 when no device is left; 999 when one needs a reset.
     """
     machine = machine_of(environment)
+    require_ready(machine)
     gpus = [_whole(machine, each) for each in sorted((machine / "state" / "gpus").glob("[0-9]*"), key=_address)]
     found: list[HostGpu] = []
     names = environment.get("CUDA_VISIBLE_DEVICES")

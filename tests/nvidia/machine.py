@@ -12,6 +12,9 @@ A missing attribute is one that the device does not support. Changes by a test a
         init_error                               the result code of every call; 9 = driver not loaded
         errors/<function> missing/<function> hangs/<function>   this function returns a code, is unknown, never returns
         long_process_rows                        a driver whose newer process lists have longer rows than they should
+        confidential gpus_ready                  confidential computing: the mode; 1 while the GPUs accept work, else 0
+        confidential_devtools confidential_multi_gpu            the mode for debuggers; that of several GPUs
+        stubborn/gpus_ready                      the setter reports success and changes nothing
         attaches_all                             a driver that opens every GPU for each process that initialises NVML
     state/gpus/<n>/                              one GPU; NVML's index is its rank by PCI address
         attached                                 a PID a line, for each process that made the driver open this GPU
@@ -25,6 +28,7 @@ A missing attribute is one that the device does not support. Changes by a test a
         events                                   lines ``TYPE DATA [GI CI]``, appended
         mig/<i>/                                 an instance: uuid gi ci name total reserved used …
         memory mig/<i>/memory                    the bytes: ``total - reserved`` of them
+        report_is_empty report_is_stale          attestation reports without content, or for an old nonce
         reset resets                             outcome of the next resets (``fail``, ``hang``); past resets
 """
 
@@ -129,6 +133,19 @@ class Machine:
 
     def unset(self, attribute: str) -> None:
         (self.root / "state/node" / attribute).unlink(missing_ok=True)
+
+    def enter_confidential_mode(self) -> None:
+        """Put all GPUs into the confidential-computing mode; as after a boot they are not ready."""
+        self.set("confidential", 1)
+        self.set("gpus_ready", 0)
+
+    @property
+    def gpus_ready(self) -> bool:
+        return (self.root / "state/node/gpus_ready").read_text().strip() == "1"
+
+    def fail(self, function: str, code: int) -> None:
+        """Make ``function``, which is about no GPU, return ``code``."""
+        self.set(f"errors/{known(function)}", code)
 
     def init_error(self, code: int) -> None:
         """Make the initialisation of NVML fail; processes that have initialised it get ``code`` from now on."""

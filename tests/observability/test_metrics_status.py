@@ -9,8 +9,11 @@ from hashlib import sha256
 import pytest
 
 from scrubber.domain.evidence import Certificate, PathKind, Step, StepResult, Verdict
+from scrubber.domain.infrastructure import NamedHolder, ProcessOwner
+from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.record import ActiveWarning, BreakGlass, DeviceRecord
 from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
+from scrubber.domain.telemetry import Holder, HolderKind
 from scrubber.ports.record import AuditHead
 from tests.measures import Measures, event, memory, scrub, shown
 
@@ -53,6 +56,32 @@ def test_device_out_of_service_shows_since_cause_and_next_action(measures: Measu
     assert measures.value(name, device="GPU-a", cause_class="xid", recovery_method="reset") == 100.0
     measures.show(shown(record=replace(RECORD, health=Health.SUSPECT, cause=XID)))
     assert measures.labels(name) == []
+
+
+def test_holder_that_keeps_a_device_from_being_scrubbed_is_named_by_its_pod_since_it_was_first_seen(
+    measures: Measures,
+) -> None:
+    def held(kind: HolderKind, owner: ProcessOwner, since: float, code: str = "validation-holder") -> NamedHolder:
+        return NamedHolder(Holder(7, int(since), kind, "command"), owner, code, since)
+
+    pod = ProcessOwner("gpu-operator", "nvidia-cuda-validator-x7x9q", "uid")
+    holders = (
+        held(HolderKind.VALIDATION, pod, 60.0),
+        held(HolderKind.VALIDATION, pod, 50.0),
+        held(HolderKind.PROCESS, ProcessOwner(), 70.0, "unknown-holder"),
+        held(HolderKind.INFRASTRUCTURE, ProcessOwner(unit="nvidia-dcgm.service"), 40.0, "infrastructure-holder"),
+    )
+    name = "scrubber_device_held_start_timestamp_seconds"
+    measures.show(replace(shown(), holders=holders))
+    validator = "gpu-operator/nvidia-cuda-validator-x7x9q"
+    assert measures.value(name, device="GPU-a", code="validation-holder", holder=validator) == 50.0
+    assert measures.value(name, device="GPU-a", code="unknown-holder", holder="") == 70.0
+    assert len(measures.labels(name)) == 2, "an agent that is tolerated keeps nothing from being scrubbed"
+    measures.show(replace(shown(record=replace(RECORD, hygiene=Hygiene.IN_USE)), holders=holders))
+    assert measures.labels(name) == []
+    many = tuple(held(HolderKind.PROCESS, ProcessOwner("a", f"pod-{at}"), float(at)) for at in range(20))
+    measures.show(replace(shown(), holders=many))
+    assert {each["holder"] for each in measures.labels(name)} == {f"a/pod-{at}" for at in range(8)}
 
 
 def test_device_signal_metric_lasts_as_long_as_the_signal(measures: Measures) -> None:
@@ -153,6 +182,25 @@ def test_queues_and_eraser_slots_are_shown_as_of_the_scrape(measures: Measures) 
     assert measures.value("scrubber_eraser_slots", state="busy") == 2
     assert measures.value("scrubber_eraser_slots", state="free") == 6
     assert measures.value("scrubber_eraser_queue_length") == 5
+
+
+def test_yield_shows_since_when_each_requester_has_requested_it(measures: Measures) -> None:
+    name = "scrubber_yield_start_timestamp_seconds"
+    requests = [("operator", "uid:0", 70.0), ("plugin", "plugin of a", 60.0), ("plugin", "plugin of b", 50.0)]
+    record = NodeRecord(tuple(YieldRequest(YieldRequester(who), "why", actor, at) for who, actor, at in requests))
+    measures.show(yielded=True, yield_starts=record.starts)
+    assert (measures.value(name, requester="operator"), measures.value(name, requester="plugin")) == (70.0, 50.0)
+    assert measures.value("scrubber_node_yielded") == 1
+    measures.show(yield_starts=record.without(YieldRequester.OPERATOR).starts)
+    assert measures.labels(name) == [{"requester": "plugin"}]
+    measures.show(yield_starts=record.without_any().starts)
+    assert measures.labels(name) == []
+
+
+def test_wait_for_the_driver_is_shown_until_it_answers(measures: Measures) -> None:
+    assert measures.value("scrubber_waiting_for_driver") == 0
+    measures.show(waiting_for_driver=True)
+    assert measures.value("scrubber_waiting_for_driver") == 1
 
 
 def test_children_are_counted_by_module(measures: Measures) -> None:

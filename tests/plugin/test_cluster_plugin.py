@@ -289,6 +289,7 @@ async def test_label_of_the_node_yields_it_and_every_restart_of_the_service_gets
         server.relabel("node-1", nvidia_com__gpu_deploy_client="true")
         await service.bell.until(lambda: service.yields[-1] == "")
         assert set(service.yields) == {reason, ""}
+        assert service.yield_requesters == {"nvidia.com/gpu"}, "one name, and not that of another plugin"
         assert {each.what for each in server.requests} == {"watch nodes"}
         assert (await running.stops())[0] == 0
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from plugin.cluster.condition import CONDITION_TYPE
+from plugin.cluster.event_diff import EventDiff, EventDiffTimes
 from plugin.cluster.view import (
     LABEL_PREFIX,
     SERVICE_AWAY_CONDITION,
@@ -140,6 +141,27 @@ def test_devices_of_a_yielded_node_are_out_of_service_without_a_reason_for_an_ev
     assert (view.condition.status, view.condition.reason) == (ConditionStatus.FALSE, "NoneInService")
     assert "The node is yielded" in view.condition.message
     assert counts(view) == {"clean": 0, "dirty": 0, "quarantined": 2}
+
+
+@pytest.mark.parametrize("state", ["quarantined", "condemned", "break-glass"])
+def test_yield_that_withholds_a_device_which_was_advertised_despite_its_state_is_no_reason_for_an_event(
+    state: str,
+) -> None:
+    """For example a quarantine that takes effect when the pod has ended."""
+    events = EventDiff("node-1", EventDiffTimes())
+    before = view_after(snapshot(out(0, state, advertised=True, refusal="")), NEVER)
+    events.update(before)
+    due = events.next_event(0.0)
+    assert due is not None
+    assert due.event.reason == "GpuAdvertisedUnverified"
+    events.on_written(due, 0.0, 1)
+    view = view_after(yielded(out(0, state, withheld=True, refusal="Being serviced.")), before)
+    assert [(each.status, each.state, each.yielded) for each in view.devices] == [
+        (DeviceServiceStatus.OUT_OF_SERVICE, state, True)
+    ]
+    for after in (view, before):
+        events.update(after)
+        assert events.next_event(10_000.0) is None
 
 
 def test_devices_that_a_service_started_on_a_yielded_node_does_not_list_are_not_gone() -> None:

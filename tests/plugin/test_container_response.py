@@ -187,11 +187,6 @@ def test_nvidia_runtime_features_are_requested_by_environment_variables() -> Non
     }
 
 
-def test_features_are_refused_where_nvidias_runtime_is_not_used() -> None:
-    with pytest.raises(InvalidConfiguration, match="gds has no effect when only CDI injects devices"):
-        NvidiaInjection((ListStrategy.CDI_CRI,), features=frozenset({Feature.GDS}))
-
-
 ways = st.sets(st.sampled_from(ListStrategy), min_size=1).map(
     lambda chosen: tuple(each for each in ListStrategy if each in chosen)
 )

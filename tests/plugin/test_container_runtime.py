@@ -42,6 +42,38 @@ BinaryName = "/usr/bin/nvidia-container-runtime.cdi"
 NO_CDI = "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n"
 WHOLE_HOST = {"etc/containers/policy.json": "{}", "usr/share/file": ""}
 """Files that show that all of ``/etc`` and ``/usr`` is visible on a node with CRI-O."""
+CRIO_OF_OPENSHIFT = {
+    "etc/crio/crio.conf.d/00-default": """\
+[crio]
+internal_wipe = true
+[crio.api]
+stream_address = "127.0.0.1"
+[crio.runtime]
+selinux = true
+conmon_cgroup = "pod"
+default_runtime = "crun"
+cgroup_manager = "systemd"
+hooks_dir = ["/etc/containers/oci/hooks.d", "/run/containers/oci/hooks.d"]
+drop_infra_ctr = true
+[crio.runtime.runtimes.crun]
+runtime_root = "/run/crun"
+allowed_annotations = ["io.containers.trace-syscall", "io.kubernetes.cri-o.Devices"]
+[crio.runtime.workloads.openshift-builder]
+activation_annotation = "io.openshift.builder"
+[crio.metrics]
+enable_metrics = true
+""",
+    "etc/crio/crio.conf.d/99-nvidia.conf": """\
+[crio]
+  [crio.runtime]
+    [crio.runtime.runtimes]
+      [crio.runtime.runtimes.nvidia]
+        runtime_path = "/usr/local/nvidia/toolkit/nvidia-container-runtime"
+        runtime_type = "oci"
+""",
+}
+"""The node's own file, whose name has no suffix, and that of NVIDIA's container toolkit."""
+CDI_ELSEWHERE = '[crio.runtime]\ncdi_spec_dirs = ["/etc/cdi", "/run/cdi-of-others"]\n'
 ACCEPTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
 
 
@@ -64,7 +96,11 @@ def write(host: Path, files: Mapping[str, str]) -> None:
         ("envvar,cdi-cri", {CONTAINERD: V3}),
         ("envvar,cdi-annotations", {CONTAINERD: f"imports = []\n{NVIDIA_DEFAULT}", OPERATORS: NO_CDI}),
         ("cdi-annotations,cdi-cri", {"etc/crio/crio.conf": ""}),
+        ("cdi-annotations,cdi-cri", CRIO_OF_OPENSHIFT),
+        ("cdi-cri", {"etc/crio/crio.conf": CDI_ELSEWHERE, CRIO: '[crio.runtime]\ncdi_spec_dirs = ["/run/cdi/"]\n'}),
+        ("cdi-cri", {CONTAINERD: V3, OPERATORS: "[plugins.cri]\ncdi_spec_dirs = ['/var/run/cdi']\n"}),
         ("envvar", {CRIO: '[crio.runtime]\ndefault_runtime = "nvidia"\n'}),
+        ("envvar", {"etc/crio/crio.conf.d/deeper/nvidia": '[crio.runtime]\ndefault_runtime = "nvidia"\n'}),
         ("envvar", {CRIO: "", "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json": "{}"}),
         ("cdi-cri", {CONTAINERD: 'disabled_plugins = ["cri"]', "etc/crio/crio.conf": ""}),
     ],
@@ -92,6 +128,11 @@ def test_strategy_that_the_runtime_supports_is_accepted(
         ("cdi-cri,cdi-annotations", {CONTAINERD: NO_CDI}, ("turns CDI off: set enable_cdi = true",)),
         ("cdi-cri", {CONTAINERD: V3, OPERATORS: NO_CDI}, ("turns CDI off",)),
         ("envvar,cdi-cri", {CONTAINERD: NO_CDI}, ("with envvar", "turns CDI off")),
+        (
+            "envvar,cdi-cri",
+            {CONTAINERD: "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\ncdi_spec_dirs = ['/etc/cdi']\n"},
+            ("with envvar", "/etc/containerd/config.toml sets cdi_spec_dirs without /var/run/cdi"),
+        ),
         (
             "envvar",
             {"var/lib/rancher/k3s/agent/etc/containerd/config.toml": V2},
@@ -156,6 +197,26 @@ def test_configuration_that_does_not_answer_is_no_error(
     assert found.error == ""
     assert found.unknown.startswith("Whether containers get their GPUs was not checked: ")
     assert words in found.unknown
+
+
+def test_directory_that_the_runtime_does_not_read_is_an_error_that_names_the_file_and_what_to_add(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, CRIO_OF_OPENSHIFT | {"etc/crio/crio.conf.d/50-cdi": CDI_ELSEWHERE})
+    found = check_injection(parse_list_strategies(["cdi-annotations,cdi-cri"], "test"), tmp_path)
+    assert found.error == (
+        "No container with a GPU would start: /etc/crio/crio.conf.d/50-cdi sets cdi_spec_dirs without /var/run/cdi, where "
+        "the plugin writes its specification: add that directory, or set one of the others with --cdi-dir."
+    )
+
+
+@pytest.mark.parametrize(("directory", "read"), [("/run/cdi", True), ("/etc/cdi", True), ("/srv/cdi", False)])
+def test_directory_of_the_plugins_specification_must_be_one_that_the_runtime_reads(
+    tmp_path: Path, directory: str, read: bool
+) -> None:
+    write(tmp_path, CRIO_OF_OPENSHIFT)
+    found = check_injection(parse_list_strategies(["cdi-cri"], "test"), tmp_path, Path(directory))
+    assert (found.error == "") is read
 
 
 def test_unreadable_configuration_is_no_error(tmp_path: Path) -> None:

@@ -341,10 +341,6 @@ async def test_disabled_health_checks_are_logged_with_the_place_of_the_new_setti
         (("--nvidia-driver-root", "driver"), 'Error: --nvidia-driver-root: "driver" is not an absolute path.'),
         (("--config-file", "/nowhere.yaml"), "Error: --config-file /nowhere.yaml cannot be read: "),
         (("--cdi-annotation-prefix", "cdi"), 'Error: "cdi" is not a valid prefix of CDI annotations.'),
-        (
-            ("--gds-enabled", "--device-list-strategy", "cdi-cri"),
-            "Error: gds has no effect when only CDI injects devices",
-        ),
     ],
 )
 async def test_invalid_option_ends_the_plugin_with_one_error_message(

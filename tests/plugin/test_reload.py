@@ -81,7 +81,8 @@ async def test_settings_with_which_the_plugin_would_exit_on_this_node_change_not
 ) -> None:
     containerd = short_tmp / "host/etc/containerd/config.toml"
     containerd.parent.mkdir(parents=True)
-    containerd.write_text("version = 3\n")
+    runtime = "[plugins.'io.containerd.cri.v1.runtime']"
+    containerd.write_text(f"version = 3\n{runtime}\ncdi_spec_dirs = ['{short_tmp}/cdi']\n")
     install_driver(short_tmp / "driver")
     config.write_text("flags: {plugin: {deviceListStrategy: cdi-cri}}")
     flags = ("--config-file", str(config), "--cdi-dir", str(short_tmp / "cdi"), "--mig-strategy", "mixed")

@@ -64,7 +64,7 @@ class Service:
         self.reasons: list[str] = []
         self.bell = Bell()
 
-    async def set_yield(self, reason: str, timeout: float) -> pb.NodeYield:
+    async def set_yield(self, plugin: str, reason: str, timeout: float) -> pb.NodeYield:
         self.reasons.append(reason)
         self.bell.ring()
         if len(self.reasons) <= self.refusals:
@@ -73,7 +73,7 @@ class Service:
 
 
 def request(service: Service, reason: str | None = "") -> YieldSender:
-    return YieldSender(service, reason, log=create_logger("json"), clock=time.monotonic)
+    return YieldSender(service, "nvidia.com/gpu", reason, log=create_logger("json"), clock=time.monotonic)
 
 
 async def test_request_that_failed_is_repeated_until_the_service_has_it() -> None:

@@ -144,6 +144,15 @@ def test_scraped_restarts_are_compared_with_unscraped_ones_and_count_for_no_othe
     assert target.measured == pytest.approx(4.0)
 
 
+def test_time_until_the_driver_is_closed_is_judged_by_the_longest_and_shown_as_a_ratio() -> None:
+    (closed,) = evaluate_targets([timing("stop.driver-closed", 150.0, 50.0)], ())
+    assert (closed.name, closed.met, closed.unit) == ("stop.driver-closed", True, "s")
+    assert closed.measured == pytest.approx(0.45)
+    assert "3.0 times" in closed.sentence
+    (late,) = evaluate_targets([timing("stop.driver-closed", 7000.0, 50.0)], ())
+    assert not late.met
+
+
 def test_plugin_start_is_judged_by_its_median_and_a_rolling_update_by_the_longest_gap() -> None:
     start, gap = evaluate_targets([timing("start.plugin", 299.0, 100.0), timing("rolling-update", 17.0)], ())
     assert (start.name, start.met, gap.name, gap.met) == ("start.plugin", True, "rolling-update", False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from plugin.nvidia.container_runtime import CONTAINERD_FILES, TOOLKIT_FILES
+from plugin.nvidia.container_runtime import CONTAINERD_FILES, CRIO_DROP_INS, CRIO_FILE, TOOLKIT_FILES
 from plugin.nvidia.driver_files import HOOK_DIRECTORIES, SOCKETS
 from plugin.nvidia.injection import ListStrategy, parse_list_strategies
 from plugin.nvidia.settings import HOST_MOUNT
@@ -68,6 +68,7 @@ def test_overlay_mounts_the_parent_of_the_drivers_root_so_that_a_new_driver_cont
         ("/run/nvidia", "/run/nvidia", "ro"),
         ("/usr", f"{HOST_MOUNT}/usr", "ro"),
         ("/etc/containerd", f"{HOST_MOUNT}/etc/containerd", "ro"),
+        ("/etc/crio", f"{HOST_MOUNT}/etc/crio", "ro"),
         ("/run/nvidia-fabricmanager", f"{HOST_MOUNT}/run/nvidia-fabricmanager", "ro"),
         ("/var/run/cdi", "/var/run/cdi", "rw"),
     }
@@ -80,7 +81,7 @@ def test_overlay_shows_the_plugin_what_it_looks_for_on_the_host() -> None:
     shown = {to.removeprefix(f"{HOST_MOUNT}/") for _, to, _ in mounts(OF_PLUGIN) if to.startswith(f"{HOST_MOUNT}/")}
     sockets = (f"run/{name}" for name in SOCKETS)
     hooks = (f"{place}/nvidia-cdi-hook" for place in HOOK_DIRECTORIES)
-    for name in (CONTAINERD_FILES[0], TOOLKIT_FILES[0], *hooks, *sockets):
+    for name in (CONTAINERD_FILES[0], CRIO_FILE, CRIO_DROP_INS, TOOLKIT_FILES[0], *hooks, *sockets):
         assert any(Path(name).is_relative_to(place) for place in shown), name
 
 
@@ -162,6 +163,9 @@ def test_label_component_lets_the_operator_end_both_pods_before_it_replaces_the_
         selector = whole["spec"]["template"]["spec"]["nodeSelector"]
         assert selector == {**before["spec"]["template"]["spec"]["nodeSelector"], label: "true"}
         del selector[label]
+        if name == "scrubber":  # what `scrubber doctor` reads
+            env = whole["spec"]["template"]["spec"]["containers"][0]["env"]
+            assert env.pop() == {"name": "SCRUBBER_DEPLOY_LABEL", "value": label}
         assert whole == before
 
 

@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+from tests.doctor.stage import every_check_name
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "gpu-operator.md").read_text()
-OPEN = {23, 25}
+OPEN = {25}
 """Breaks without a remedy."""
 
 
@@ -29,3 +31,35 @@ def test_tests_named_in_the_operator_page_exist() -> None:
         name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
     }
     assert set(re.findall(r"`(test_\w+)`", PAGE)) <= defined
+
+
+def test_every_break_has_a_check_of_doctor_that_exists(short_tmp: Path) -> None:
+    checks = {
+        number: re.findall(r"`([a-z-]+)`", row.split("|")[0])
+        for number, row in rows("| # | doctor check | not visible on the node |").items()
+    }
+    assert list(checks) == list(range(1, 26))
+    assert all(checks.values())
+    assert {name for names in checks.values() for name in names} <= set(every_check_name(short_tmp))
+
+
+def test_every_request_that_users_made_elsewhere_is_answered() -> None:
+    requests = PAGE[PAGE.index("## What users asked for elsewhere") :]
+    numbers = {
+        "12",
+        "379",
+        "383",
+        "519",
+        "1014",
+        "2570",
+        "2880",
+        "1782",
+        "1859",
+        "1330",
+        "1455",
+        "202",
+        "661",
+        "313",
+        "59110",
+    }
+    assert set(re.findall(r"^\| \[[\w-]+(?:/[\w-]+)?#(\d+)\]", requests, re.MULTILINE)) == numbers

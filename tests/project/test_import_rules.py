@@ -53,6 +53,7 @@ HOUSE = (
     "scrubber.ports.device",
     "scrubber.composite_backend",
     "scrubber.process_owners",
+    "scrubber.stop_deadline",
     "scrubber.wire.podresources_pb2",
     *(f"scrubber.adapters.{name}.{name}" for name in SIBLINGS),
     "scrubber.adapters.nvidia.backend",

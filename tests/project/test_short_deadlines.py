@@ -34,10 +34,14 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_children*", r"kill_timeout=0\.05, send_signal=lambda", "No signal ends the child."),
     ("test_sim_eraser", r"kill_timeout=0\.05, send_signal=lambda", "No signal ends the child."),
     ("test_nvidia_events_contract", r"kill_timeout=0\.1, send_signal=lambda", "No signal ends the child."),
-    ("test_nvidia_reset", r"kill_timeout = 0\.05|kill_timeout=0\.05, kill=lambda", "No signal ends the child."),
     (
         "test_nvidia_reset",
-        r"NvidiaSmi\(DriverPaths\(machine\.root\), kill_timeout=0\.05\)$",
+        r"kill_timeout = 0\.05|^children = Children\(kill_timeout=0\.05\)$",
+        "No signal ends the child.",
+    ),
+    (
+        "test_nvidia_reset",
+        r"NvidiaSmi\(DriverPaths\(machine\.root\), Children\(kill_timeout=0\.05\)\)$",
         "What keeps the output open never closes it.",
     ),
     ("test_nvidia_reset", r'run\(gpus, subject, 0\.5\)|"Device 0", 0\.5\)', "The reset hangs."),
@@ -59,6 +63,7 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_children", r'echo": (echo|1)\}, (deadline=)?0\.02\)', "Nothing else runs until the answer has arrived."),
     ("test_process_stall", r"\bSHORT\b", "Nothing else runs until the awaited message has arrived."),
     # The plugin and its service.
+    ("test_agent_pause", r"replace\(QUICK, restart=0\.01\)", "The pause before the failed task is started again."),
     ("test_cluster_observer", r"grace=0\.0?5", "It begins when the service has gone."),
     ("test_watch_lines", r"grace=0\.05", "It begins when the service has gone."),
     ("test_calls", r"grace=0\.3|grace=0\.05, heartbeat=0\.05", "It begins when the service has gone, or hangs."),
@@ -83,6 +88,7 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ),
     ("test_resource_mapping", r"timeout=0\.01", "The service never answers."),
     ("test_nvsentinel", r"restart=0\.01\)$", "A pause before the same is done again."),
+    ("plugin/test_agent_pause", r"restart=0\.01\)\):$", "A pause before the same is done again."),
     ("test_cluster_reporter", r"first_snapshot=0\.01", "No service ever connects."),
     ("test_cluster_reporter", r"shutdown=0\.05", "The last update is not accepted."),
     ("test_cluster_reporter", r"heartbeat=0\.01|^restart=0\.01", "A pause before the same is done again."),

@@ -22,10 +22,12 @@ from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Hygiene
 from scrubber.domain.telemetry import Signal
+from scrubber.engine.agent_pauses import AgentPauses
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.node import Node
 from scrubber.engine.views import HandOverCall
+from scrubber.ports.device import AgentControl, ConfidentialComputing
 from scrubber.ports.record import LedgerChange
 from scrubber.ports.runtime import NOOP_TRACER, Tracer
 from tests.simulation.erasing import Erasers, Erasing, SimulatedEraser
@@ -72,11 +74,15 @@ class SimulatedCluster:
         self.policy = policy
         self.pace = pace or Pace()
         self.signer = EphemeralKey()
+        self.agent_control: AgentControl | None = None
+        """For services that start from now on."""
         self.boots = 1
         self.unreadable: set[str] = set()
         """Devices whose holders, and UIDs of pods whose processes, cannot be determined."""
         self.tracer: Tracer = NOOP_TRACER
         """For services that start from now on."""
+        self.confidential: ConfidentialComputing | None = None
+        """Likewise."""
         self.service: Service | None = None
         self.telemetry: SimulatedTelemetry | None = None
         self.journal: SimulatedJournal | None = None
@@ -155,9 +161,18 @@ class SimulatedCluster:
             signer=self.signer,
             journal=self.journal,
             identity=self.identity,
+            agent_pauses=AgentPauses(
+                self.ledger_store.agent_pause,
+                ledger=ledger,
+                journal=self.journal,
+                clock=clock,
+                new_id=lambda kind: f"{kind}-{life.number}.{next(numbers)}",
+                backend=self.agent_control,
+            ),
             policy=lambda: self.policy,
             new_id=lambda kind: f"{kind}-{life.number}.{next(numbers)}",
             tracer=self.tracer,
+            confidential=self.confidential,
         )
 
     @property

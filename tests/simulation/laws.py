@@ -63,9 +63,12 @@ class Laws:
     # -- bytes and processes ---------------------------------------------------------------------------------------
 
     def opened(self, proc: Proc, gpu: Gpu) -> None:
-        """A process opens a device: an eraser's fence breaks, and no eraser may be running on a tenant's device."""
+        """A process opens a device: an eraser's fence breaks, and no eraser may be running on a tenant's device.
+
+        Infrastructure that has no context passes the fence.
+        """
         erasing = self._erasers.running.get(gpu.id)
-        if erasing is not None:
+        if erasing is not None and proc.agent is not HolderKind.INFRASTRUCTURE:
             erasing.fence_broken = True
             if proc.pod is not None and not self._unjudged(proc.pod):
                 self.breach("5", f"{proc.label} opens {gpu.id} while eraser {erasing.pid} works on it")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from scrubber.adapters.ledger.memory import MemoryLedger
+from scrubber.domain.agent_pause import AgentPauseRecord
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate, ScrubRecord
 from scrubber.domain.record import DeviceRecord, Grant
@@ -32,7 +33,7 @@ class LedgerStore:
 
     Attributes:
         refuses: the error message of every write, or None.
-        records, grants, certificates, scrubs: what is stored.
+        records, grants, certificates, scrubs, agent_pause: what is stored.
         granting, scrubbing: called when a grant, or the start of a scrub, has just become durable.
     """
 
@@ -48,6 +49,7 @@ class LedgerStore:
         self.certificates: dict[str, Certificate] = {}
         self.scrubs: dict[str, ScrubRecord] = {}
         self.events: list[Event] = []
+        self.agent_pause = AgentPauseRecord()
         self.granting: Callable[[], object] | None = None
         self.scrubbing: Callable[[], object] | None = None
 
@@ -71,6 +73,7 @@ class LedgerStore:
         self.certificates |= {certificate.id: certificate for certificate in change.certificates}
         self.scrubs |= {scrub.id: scrub for scrub in change.scrubs}
         self.events += change.events
+        self.agent_pause = self.agent_pause if change.agent_pause is None else change.agent_pause
         self._stored(change)
         if change.grants and self.granting is not None:
             self.granting()

@@ -213,7 +213,14 @@ class SimulatedResetter:
     async def plan(self, device: Device) -> ResetPlan:
         self._life.check()
         gpu = self._process_table.gpus[device.id]
-        return ResetPlan(device.id, "by decree", ("reset",), gpu.reset_missing, also_reset=gpu.together)
+        agents = tuple(
+            f"PID {each.pid} is an agent."
+            for each in self._process_table.holders(device.id)
+            if each.agent is HolderKind.INFRASTRUCTURE
+        )
+        return ResetPlan(
+            device.id, "by decree", ("reset",), gpu.reset_missing, agents, also_reset=gpu.together, agents=agents
+        )
 
     async def reset(self, device: Device, deadline: float) -> None:
         self._life.check()

@@ -157,7 +157,7 @@ class Scenario:
         """End every task of this world."""
         self._loop.run_until_complete(self.cluster.end())
         self._loop.close()
-        assert [each for each in self._loop.unretrieved if "Killed(" not in each] == []
+        assert self._loop.unretrieved == []
 
     # -- pods ------------------------------------------------------------------------------------------------------
 

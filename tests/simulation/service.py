@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from scrubber.domain.agent_pause import PauseReport
 from scrubber.domain.device import Device
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import PathKind
@@ -117,12 +118,15 @@ class Service:
             await add_device(self.node, device, state, dependencies=tools)
 
         async with asyncio.TaskGroup() as group:
+            group.create_task(tools.agent_pauses.run(), name="agent pauses")
+            group.create_task(self.node.follow_pauses(), name="published pauses")
             group.create_task(run_recovery_loops(self.node, dependencies=tools), name="tending")
             group.create_task(watch_pods(self.node, dependencies=tools, interval=pace.watch), name="pods")
             group.create_task(
                 watch_use(self.node, dependencies=tools, interval=pace.watch, random_fraction=pace.draw), name="use"
             )
             group.create_task(watch_health(self.node, dependencies=tools, interval=pace.health), name="health")
+            group.create_task(self.node.work_gate.follow(), name="work gate")
             group.create_task(follow_signals(self.node, dependencies=tools), name="signals")
             group.create_task(watch_breaker(self.node.devices.breaker, dependencies=tools), name="breaker")
             group.create_task(
@@ -148,6 +152,14 @@ class Service:
             handler.cancel()
             raise
         return self._result(handler)
+
+    async def report_pause(self, report: PauseReport) -> None:
+        """Report like the plugin; raises :class:`Gone` as :meth:`hand_over` does."""
+        if not self.life.alive:
+            raise Gone
+        handler = self.life.start(self.node.pauses.report(report), "report")
+        await asyncio.wait({handler})
+        self._result(handler)
 
     async def scrub(self, device: str, path: PathKind = PathKind.SLOW) -> list[ScrubUpdate]:
         """Return all updates of a scrub on demand, to its end."""

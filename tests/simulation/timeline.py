@@ -76,7 +76,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     assert isinstance(loop, VirtualLoop)
-    loop.unretrieved.append(f"{context.get('message')}: {context.get('exception')!r}")
+    unretrieved = f"{context.get('message')}: {context.get('exception')!r}"
+    if "Killed(" not in unretrieved:  # nothing is left to retrieve what a task of a killed service raised
+        loop.unretrieved.append(unretrieved)
 
 
 class VirtualClock:

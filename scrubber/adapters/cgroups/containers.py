@@ -85,6 +85,13 @@ class CgroupContainers:
         except ResourceShortage as short:  # the caller checks a device, which is not at fault
             raise Unavailable(f"{short} It is retried.") from short
 
+    def may_run(self, pod_uid: str) -> bool:
+        """Whether the pod has a cgroup. The kubelet removes it before the API server permits another pod of that name."""
+        try:
+            return any(tree.pod_cgroups(pod_uid) for tree in self._trees)
+        except (OSError, Unreadable):
+            return True
+
     def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
         try:
             # Every hierarchy has the same names; one of them has the pod before the first PreStart.

@@ -78,6 +78,7 @@ class Children:
         self.starts: Counter[str] = Counter()
         self._live: set[Child] = set()
         self._abandoned: dict[Child, AbandonedChild] = {}
+        self._programs: set[asyncio.subprocess.Process] = set()
 
     @property
     def abandoned(self) -> tuple[AbandonedChild, ...]:
@@ -85,8 +86,14 @@ class Children:
         return tuple(self._abandoned.values())
 
     def pids(self) -> frozenset[int]:
-        """Return the PIDs of all children that are not known to be dead, including abandoned ones."""
-        return frozenset(child.pid for child in (*self._live, *self._abandoned))
+        """Return the PIDs of all processes that are not known to be dead, including abandoned ones."""
+        self._programs = {each for each in self._programs if each.returncode is None}
+        return frozenset(child.pid for child in (*self._live, *self._abandoned)) | {each.pid for each in self._programs}
+
+    def count_program(self, process: asyncio.subprocess.Process, name: str) -> None:
+        """Count ``process``, a program that is no :class:`Child`, among the PIDs until it has exited."""
+        self.starts[name] += 1
+        self._programs = {each for each in self._programs if each.returncode is None} | {process}
 
     async def start(
         self,

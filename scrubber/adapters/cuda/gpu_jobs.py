@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +69,22 @@ class GpuJobRunner:
 
     Args:
         locks: directory of the devices' lock files; created if it does not exist.
+        accepting_work: lets devices in a confidential-computing mode accept work while its context is open; raises
+            Unavailable where it cannot.
     """
 
-    def __init__(self, programs: ProgramLauncher, gpu: GpuControl, locks: Path) -> None:
+    def __init__(
+        self,
+        programs: ProgramLauncher,
+        gpu: GpuControl,
+        locks: Path,
+        *,
+        accepting_work: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
         self.gpu = gpu
         self._programs = programs
         self._locks = locks
+        self._accepting_work = accepting_work
         self._fence = ComputeModeFence(gpu, locks)
         self._busy: set[str] = set()
 
@@ -97,9 +107,13 @@ class GpuJobRunner:
         self._busy.add(device.id)
         children: list[Child] = []
         try:
-            done = await self._run_fenced(device, job, children)
+            async with self._accepting_work():
+                try:
+                    done = await self._run_fenced(device, job, children)
+                finally:
+                    gone, left = await self._clean_up(device, children)
         finally:
-            gone, left = await self._clean_up(device, children)
+            self._busy.discard(device.id)
         if not gone:
             raise DriverTimeout(
                 f"The {job.name} of device {device.index} has reported and does not exit; it was abandoned."
@@ -159,8 +173,6 @@ class GpuJobRunner:
                 await self._fence.disable(device)
             except ScrubberError as error:
                 return True, error
-            finally:
-                self._busy.discard(device.id)
             return True, None
 
         task = asyncio.create_task(clear_up())

@@ -84,7 +84,10 @@ STATUSES: Mapping[int, CudaStatusInfo] = {
     719: CudaStatusInfo("LaunchFailure", "unreadable", "a kernel failed on the device", _LOST),
     800: CudaStatusInfo("NotPermitted", "held", "the device may not be used now", _WAIT_FOR_HOLDER),
     802: CudaStatusInfo(
-        "SystemNotReady", "away", "the system is not ready", "machines with NVSwitch need Fabric Manager"
+        "SystemNotReady",
+        "away",
+        "the system is not ready",
+        "machines with NVSwitch need Fabric Manager; in a confidential-computing mode the GPUs must be set ready",
     ),
     803: CudaStatusInfo(
         "SystemDriverMismatch", "away", "driver and library are of different versions", "reboot the node"

@@ -62,6 +62,7 @@ class PodIdentities:
         kubelet_dir: the kubelet's directory (``/var/lib/kubelet``). Where its ``pods`` cannot be read, no pod has a
             token.
         pod_logs: directory in which the kubelet creates a directory for the logs of each pod.
+        may_run: returns whether a pod with this UID may still have processes.
         reading: returns the newest list of the kubelet.
         monotonic: returns the time in seconds, on the clock of the readings.
     """
@@ -71,11 +72,13 @@ class PodIdentities:
         kubelet_dir: Path,
         pod_logs: Path,
         *,
+        may_run: Callable[[str], bool],
         reading: Callable[[], KubeletReading],
         monotonic: Callable[[], float],
     ) -> None:
         self._pods = kubelet_dir / "pods"
         self._pod_logs = pod_logs
+        self._may_run = may_run
         self._reading = reading
         self._monotonic = monotonic
         self._first_seen: dict[str, float] = {}
@@ -87,15 +90,18 @@ class PodIdentities:
     def find(self, pod_uid: str) -> PodIdentity | None:
         """Return the identity of the pod with this UID.
 
-        None when no log directory names it, when anything contradicts that directory (another pod of the same name,
-        or a trusted list of the kubelet without the pod), and when the pod has tokens that are malformed, disagree or
-        belong to another pod.
+        None when no log directory names it, when anything contradicts that directory (another pod of the same name
+        that may still run, or a trusted list of the kubelet without the pod), and when the pod has tokens that are
+        malformed, disagree or belong to another pod.
         """
         if not pod_uid or "/" in pod_uid or pod_uid in (".", ".."):
             return None
         logs = read_pod_logs(self._pod_logs)
         name = logs.names.get(pod_uid)
-        if name is None or len(logs.uids[name]) != 1 or self._is_absent(Pod(*name, pod_uid), logs):
+        if name is None or self._is_absent(Pod(*name, pod_uid), logs):
+            return None
+        # The kubelet removes the logs of a replaced pod up to a minute after its end.
+        if any(self._may_run(uid) for uid in logs.uids[name] - {pod_uid}):
             return None
         tokens = _tokens(self._pods / pod_uid / _PROJECTED)
         accounts = {parse_account(token, pod_uid, name) for token in tokens}

@@ -26,9 +26,11 @@ from scrubber.adapters.ledger.json_codec import (
     optional,
     tuple_of,
 )
+from scrubber.domain.agent_pause import AgentPause, AgentPauseRecord, LabelChange, PauseWay
 from scrubber.domain.assignment import Assignment, Pod, Process
 from scrubber.domain.baseline import Baseline
 from scrubber.domain.evidence import (
+    Attestation,
     Certificate,
     Finding,
     Outcome,
@@ -46,7 +48,7 @@ from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.record import ActiveWarning, BreakGlass, DeviceRecord, Grant
 from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
 
-__all__ = ["CERTIFICATE", "GRANT", "NODE", "RECORD", "SCRUB", "decode_fields", "encode_fields"]
+__all__ = ["CERTIFICATE", "GRANT", "NODE", "PAUSE", "RECORD", "SCRUB", "decode_fields", "encode_fields"]
 
 _POD = dataclass_codec(Pod, namespace=TEXT, name=TEXT, uid=optional(TEXT))
 _ASSIGNMENT = dataclass_codec(
@@ -85,6 +87,7 @@ _CERTIFICATE = dataclass_codec(
     issued_at=NUMBER,
     next_grant=optional(INTEGER),
     rests_on=optional(TEXT),
+    attestation=optional(dataclass_codec(Attestation, digest=TEXT, nonce=TEXT)),
     key_id=optional(TEXT),
     signature=optional(TEXT),
 )
@@ -116,6 +119,7 @@ _RECORD = dataclass_codec(
     clean_scrubs=INTEGER,
     retry_at=optional(NUMBER),
     must_reset=FLAG,
+    externally_reset=FLAG,
     exclusive_use=FLAG,
     contaminated=FLAG,
     boot=TEXT,
@@ -159,7 +163,19 @@ _SCRUB = dataclass_codec(
 _YIELD_REQUEST = dataclass_codec(
     YieldRequest, requester=enum_codec(YieldRequester), reason=TEXT, actor=TEXT, since=NUMBER
 )
-_NODE = dataclass_codec(NodeRecord, yields=tuple_of(_YIELD_REQUEST), overridden=TEXT)
+_NODE = dataclass_codec(NodeRecord, yields=tuple_of(_YIELD_REQUEST), overridden=PAIRS)
+
+_LABEL_CHANGE = dataclass_codec(LabelChange, key=TEXT, before=optional(TEXT), during=TEXT)
+_AGENT_PAUSE = dataclass_codec(
+    AgentPause,
+    id=TEXT,
+    way=enum_codec(PauseWay),
+    devices=tuple_of(TEXT),
+    since=NUMBER,
+    ending=FLAG,
+    changes=tuple_of(_LABEL_CHANGE),
+)
+_PAUSE = dataclass_codec(AgentPauseRecord, pause=optional(_AGENT_PAUSE), externally_reset=tuple_of(TEXT))
 
 
 RECORD: Document[DeviceRecord] = Document(_RECORD, format=1)
@@ -167,6 +183,7 @@ GRANT: Document[Grant] = Document(_GRANT, format=1)
 CERTIFICATE: Document[Certificate] = Document(_CERTIFICATE, format=1)
 SCRUB: Document[ScrubRecord] = Document(_SCRUB, format=1)
 NODE: Document[NodeRecord] = Document(_NODE, format=1)
+PAUSE: Document[AgentPauseRecord] = Document(_PAUSE, format=1)
 
 
 def encode_fields(values: Mapping[str, str | int | float | bool | None]) -> str:

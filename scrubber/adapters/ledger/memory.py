@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from scrubber.adapters.ledger.chain import chain_events, event_of, verify_chain
-from scrubber.adapters.ledger.documents import CERTIFICATE, GRANT, NODE, RECORD, SCRUB
+from scrubber.adapters.ledger.documents import CERTIFICATE, GRANT, NODE, PAUSE, RECORD, SCRUB
 from scrubber.adapters.ledger.failures import contradiction_message
 from scrubber.adapters.ledger.json_codec import CodecError
 from scrubber.adapters.ledger.pages import ROWS_PER_PAGE, check_before, past_end_error, pruned_error
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, ReferencedRows, Retention
+from scrubber.domain.agent_pause import AgentPauseRecord
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.node_record import NodeRecord
@@ -46,6 +47,7 @@ class _Rows:
     certificates: dict[str, tuple[int, str]] = field(default_factory=dict)
     scrubs: dict[str, tuple[int, str]] = field(default_factory=dict)
     node: str = NODE.encode(NodeRecord())
+    agent_pause: str = PAUSE.encode(AgentPauseRecord())
     audit: list[AuditRow] = field(default_factory=list)
     pruned: AuditHead = CHAIN_START
     head: AuditHead = CHAIN_START
@@ -105,6 +107,7 @@ class MemoryLedger:
         return LedgerState(
             records=rows.records(),
             node=NODE.decode(rows.node),
+            agent_pause=PAUSE.decode(rows.agent_pause),
             unfinished_scrubs=tuple(scrub for scrub in scrubs if scrub.ended is None),
             head_sequence=rows.head.sequence,
             head_hash=rows.head.hash,
@@ -209,12 +212,14 @@ class MemoryLedger:
             grants[key] = (head.sequence, GRANT.encode(grant))
         scrubs = {scrub.id: (head.sequence, SCRUB.encode(scrub)) for scrub in change.scrubs}
         node = rows.node if change.node is None else NODE.encode(change.node)
+        pause = rows.agent_pause if change.agent_pause is None else PAUSE.encode(change.agent_pause)
         # Everything was checked above: nothing can fail from here on, so the change is stored completely.
         rows.devices |= devices
         rows.certificates |= certificates
         rows.grants |= grants
         rows.scrubs |= scrubs
         rows.node = node
+        rows.agent_pause = pause
         rows.audit.extend(added)
         rows.head = self._head = head
         cut = self._retention.cutoff(rows.pruned.sequence, head.sequence, live_bytes=0)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from scrubber.adapters.ledger.chain import ChainReport, event_of, verify_chain
-from scrubber.adapters.ledger.documents import CERTIFICATE, NODE, RECORD, SCRUB
+from scrubber.adapters.ledger.documents import CERTIFICATE, NODE, PAUSE, RECORD, SCRUB
 from scrubber.adapters.ledger.json_codec import CodecError, Document
+from scrubber.domain.agent_pause import AgentPauseRecord
 from scrubber.domain.evidence import Certificate
 from scrubber.domain.node_record import NodeRecord
 from scrubber.domain.record import DeviceRecord
@@ -71,6 +72,7 @@ def read_state(connection: sqlite3.Connection) -> LedgerState:
     return LedgerState(
         records={record.device: record for record in read_records(connection)},
         node=_read_node(connection),
+        agent_pause=_read_pause(connection),
         unfinished_scrubs=tuple(_decode(SCRUB, "scrubs", name, document) for name, document in under_way),
         head_sequence=head.sequence,
         head_hash=head.hash,
@@ -80,6 +82,11 @@ def read_state(connection: sqlite3.Connection) -> LedgerState:
 def _read_node(connection: sqlite3.Connection) -> NodeRecord:
     found = connection.execute("SELECT document FROM node").fetchone()
     return NodeRecord() if found is None else _decode(NODE, "node", "1", found[0])
+
+
+def _read_pause(connection: sqlite3.Connection) -> AgentPauseRecord:
+    found = connection.execute("SELECT document FROM agent_pause").fetchone()
+    return AgentPauseRecord() if found is None else _decode(PAUSE, "agent_pause", "1", found[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,11 @@ _TABLES = (
         only INTEGER PRIMARY KEY CHECK (only = 1),
         document TEXT NOT NULL
     ) STRICT""",
+    # The pause of the node's agents; without a row there is none.
+    """CREATE TABLE agent_pause (
+        only INTEGER PRIMARY KEY CHECK (only = 1),
+        document TEXT NOT NULL
+    ) STRICT""",
     """CREATE TABLE audit (
         sequence INTEGER PRIMARY KEY,
         at REAL NOT NULL,

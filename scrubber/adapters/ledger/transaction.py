@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterable
 
 from scrubber.adapters.ledger.chain import chain_events
-from scrubber.adapters.ledger.documents import CERTIFICATE, GRANT, NODE, RECORD, SCRUB
+from scrubber.adapters.ledger.documents import CERTIFICATE, GRANT, NODE, PAUSE, RECORD, SCRUB
 from scrubber.adapters.ledger.failures import contradiction_message
 from scrubber.adapters.ledger.queries import audit_log_bounds, read_records
 from scrubber.adapters.ledger.retention import ReferencedRows, Retention
@@ -46,6 +46,11 @@ def store_change(connection: sqlite3.Connection, change: LedgerChange, retention
             connection.execute(
                 "INSERT INTO node VALUES (1, ?) ON CONFLICT (only) DO UPDATE SET document = excluded.document",
                 (NODE.encode(change.node),),
+            )
+        if change.agent_pause is not None:
+            connection.execute(
+                "INSERT INTO agent_pause VALUES (1, ?) ON CONFLICT (only) DO UPDATE SET document = excluded.document",
+                (PAUSE.encode(change.agent_pause),),
             )
         cut = retention.cutoff(pruned.sequence, head.sequence, _live_bytes(connection))
         if cut is not None:

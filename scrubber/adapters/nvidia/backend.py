@@ -16,6 +16,7 @@ from scrubber.adapters.cuda.diagnostics import CudaDiagnostics
 from scrubber.adapters.cuda.erasure import CudaEraser
 from scrubber.adapters.cuda.gpu_jobs import GpuJobRunner
 from scrubber.adapters.cuda.programs import ProgramLauncher
+from scrubber.adapters.nvidia.confidential import NvidiaConfidentialComputing
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, driver_arguments
 from scrubber.adapters.nvidia.event_watch import EventWatch
@@ -131,7 +132,10 @@ async def nvidia_backend(
             await programs.warm_up()  # a missing CuPy is reported now, not by the first scrub
         except Unavailable as away:
             raise InvalidConfiguration(str(away)) from away
-        workplace = GpuJobRunner(programs, NvmlGpuControl(questions, holders), locks)
+        confidential = NvidiaConfidentialComputing(questions, enabled=lambda: inventory.is_confidential)
+        workplace = GpuJobRunner(
+            programs, NvmlGpuControl(questions, holders), locks, accepting_work=confidential.ready_for_child
+        )
         eraser = CudaEraser(workplace)
         resetter = NvidiaResetter(
             devices=lambda: followed.last_devices,
@@ -154,4 +158,5 @@ async def nvidia_backend(
             diagnostics=CudaDiagnostics(workplace),
             children=own,
             not_advertised=lambda: inventory.not_advertised,
+            confidential=confidential,
         )

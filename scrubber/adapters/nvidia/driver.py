@@ -8,7 +8,9 @@ scrubber.adapters.nvidia.driver PROC_DRIVER PCI_DEVICES``.
 ====================  ==============================  =====================================================
 request               besides pci, gpu, instance      reply
 ====================  ==============================  =====================================================
-``identity``          (none of those)                 ``driver``, ``nvml``, ``cuda``
+``identity``          (none of those)                 ``driver``, ``nvml``, ``cuda``, ``confidential``: ``on``,
+                                                      ``devtools`` or None
+``ready_state``       (none of those) ``ready``       ``ready``, as read back
 ``describe``          (``pci`` alone)                 see :mod:`scrubber.adapters.nvidia.driver_description`
 ``snapshot``                                          health, settings, and the reply to ``used``
 ``used``                                              ``total``, ``reserved``, ``used``, ``processes``: rows of
@@ -19,6 +21,7 @@ request               besides pci, gpu, instance      reply
                                                       returned
 ``unfence``           ``mode``                        nothing
 ``persistence``       ``mode`` (optional: to set)     ``mode``: ``enabled``, ``disabled`` or None
+``attest``            ``nonce``: in hexadecimal       ``digest``: SHA-256 of the report, in hexadecimal
 ====================  ==============================  =====================================================
 """
 
@@ -32,6 +35,7 @@ from scrubber.adapters.children import child
 from scrubber.adapters.children.child import Fault
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.nvidia import driver_health as health
+from scrubber.adapters.nvidia.driver_confidential import attest, read_confidential_mode, set_ready_state
 from scrubber.adapters.nvidia.driver_description import describe
 from scrubber.adapters.nvidia.driver_settings import (
     COMPUTE_MODE,
@@ -89,6 +93,7 @@ class NvmlRequestHandler:
             "fence": _fence,
             "unfence": _unfence,
             "persistence": _persistence,
+            "attest": _attest,
         }
 
     def handle(self, request: Message) -> Message:
@@ -100,6 +105,8 @@ class NvmlRequestHandler:
         ask = request.get("ask")
         if ask == "identity":
             return self._identity()
+        if ask == "ready_state":
+            return {"ready": set_ready_state(self._session, ready=request.get("ready") is True)}
         if ask == "describe":
             return describe(self._session.gpu(_text(request, "pci")))
         if ask not in self._device_handlers:
@@ -122,6 +129,7 @@ class NvmlRequestHandler:
             "driver": str(self._session.system("nvmlSystemGetDriverVersion")),
             "nvml": None if nvml is None else str(nvml),
             "cuda": None if cuda is None else f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}",
+            "confidential": read_confidential_mode(self._session),
         }
 
     def _target(self, question: Message) -> NvmlTarget:
@@ -207,6 +215,15 @@ def _persistence(target: NvmlTarget, question: Message) -> Message:
         _set(target.gpu, PERSISTENCE_MODE, _text(question, "mode"))
     found = PERSISTENCE_MODE.read(target.gpu)
     return {"mode": None if found is None else found[0]}
+
+
+def _attest(target: NvmlTarget, question: Message) -> Message:
+    # An instance has no report of its own: it is a part of the GPU that attests itself.
+    try:
+        nonce = bytes.fromhex(_text(question, "nonce"))
+    except ValueError as error:
+        raise Fault("unreadable", "The nonce of an attestation report must be hexadecimal.") from error
+    return {"digest": attest(target.gpu, nonce)}
 
 
 def _set(gpu: NvmlGpu, setting: NvmlSetting, mode: str) -> None:

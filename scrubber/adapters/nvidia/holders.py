@@ -230,6 +230,7 @@ class NvidiaHolders:
                 process_name(pid),
                 known[pid].owner if pid in known else "",
                 usage.processes[pid],
+                is_monitoring=pid in known and known[pid].is_monitoring,
             )
             for pid, since in started.items()
         )
@@ -435,7 +436,9 @@ def _holder(
     found: ProcessMatch, known: InfrastructureProcess | None, memory: int, hung: frozenset[tuple[int, int]]
 ) -> Holder:
     if known is not None:
-        return Holder(found.pid, found.started, known.kind, found.command, known.owner, memory)
+        return Holder(
+            found.pid, found.started, known.kind, found.command, known.owner, memory, is_monitoring=known.is_monitoring
+        )
     stays = (found.pid, found.started) in hung
     kind = HolderKind.UNKILLABLE if stays else HolderKind.PROCESS
     return Holder(found.pid, found.started, kind, found.command, memory_bytes=memory)

@@ -27,10 +27,12 @@ from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, driver_argum
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import DriverTimeout, ScrubberError, Unavailable
 
-__all__ = ["NvidiaInventory"]
+__all__ = ["CONFIDENTIAL_MODE", "NvidiaInventory"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _THE_DRIVER = "the node's driver"
+CONFIDENTIAL_MODE = "confidential"
+"""Trait of a device whose driver is in a confidential-computing mode: ``on`` or ``devtools``."""
 
 
 class NvidiaInventory:
@@ -61,6 +63,7 @@ class NvidiaInventory:
         self._retry_after = retry_after
         self._monotonic = monotonic
         self._failed_at: float | None = None
+        self._confidential = False
         self._pools: dict[str, RequestPool] = {}
         self._refresh_lock = asyncio.Lock()
         self._descriptions: dict[str, GpuDescription] = {}
@@ -73,9 +76,15 @@ class NvidiaInventory:
         """GPUs of which no device is advertised, by PCI address, with the reason; as of the last :meth:`devices`."""
         return self._not_advertised
 
+    @property
+    def is_confidential(self) -> bool:
+        """Whether the driver reported a confidential-computing mode at the last :meth:`devices`."""
+        return self._confidential
+
     async def devices(self) -> tuple[Device, ...]:
         async with self._refresh_lock:
             versions = await self._versions()
+            self._confidential = optional_text(versions, CONFIDENTIAL_MODE) is not None
             refused = await self._describe_all()
             found = self._compose(versions, refused)
             self._not_advertised = MappingProxyType(refused)
@@ -172,7 +181,9 @@ class NvidiaInventory:
         peers = description.peers_of(self._descriptions)
         minors = bus.mig_minors(self._paths)
         known_versions = tuple(
-            (name, value) for name in ("nvml", "cuda") if (value := optional_text(versions, name)) is not None
+            (name, value)
+            for name in ("nvml", "cuda", CONFIDENTIAL_MODE)
+            if (value := optional_text(versions, name)) is not None
         )
         found: dict[str, Device] = {}
         for address, gpu in self._descriptions.items():

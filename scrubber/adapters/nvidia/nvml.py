@@ -103,12 +103,7 @@ class _NvmlHandle:
 
     def checked(self, function: str, *arguments: Any) -> None:
         """Call the library directly, for functions whose Python wrapper drops the error."""
-        try:
-            status = int(pynvml._nvmlGetFunctionPointer(function)(self.handle, *arguments))
-        except pynvml.NVMLError as error:
-            status = int(error.value)
-        if status:
-            raise NvmlFault(status, f"{self.label}, {function}")
+        _check(self.label, function, self.handle, *arguments)
 
     def uuid(self) -> str:
         return str(self.call("nvmlDeviceGetUUID"))
@@ -239,10 +234,15 @@ class NvmlSession:
         self._open = False
         self._attached.clear()
 
-    def system(self, function: str) -> Any:
+    def system(self, function: str, *arguments: Any) -> Any:
         """Return the result of a function that is about no GPU."""
         self.open()
-        return _call("The driver", function)
+        return _call("The driver", function, *arguments)
+
+    def system_checked(self, function: str, *arguments: Any) -> None:
+        """Call the library directly, for functions whose Python wrapper drops the error."""
+        self.open()
+        _check("The driver", function, *arguments)
 
     def system_optional(self, function: str) -> Any:
         try:
@@ -299,6 +299,15 @@ def _call(about: str, function: str, *arguments: Any) -> Any:
         raise NvmlFault(int(error.value), f"{about}, {function}") from error
     except UnicodeDecodeError as error:
         raise Fault("unreadable", f"{about}, {function}: the driver returned data that is not text.") from error
+
+
+def _check(about: str, function: str, *arguments: Any) -> None:
+    try:
+        status = int(pynvml._nvmlGetFunctionPointer(function)(*arguments))
+    except pynvml.NVMLError as error:
+        status = int(error.value)
+    if status:
+        raise NvmlFault(status, f"{about}, {function}")
 
 
 def _field_value(about: str, answer: Any) -> int | None:

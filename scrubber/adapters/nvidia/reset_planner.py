@@ -134,6 +134,7 @@ def plan_reset(facts: ResetFacts) -> ResetPlan:
         unavailable=next(_permanent_obstacles(facts), None),
         blockers=tuple(_blockers(facts)),
         also_reset=tuple(each.id for each in facts.also_reset),
+        agents=tuple(_agents(facts)),
     )
 
 
@@ -183,7 +184,7 @@ def _holder_blockers(holder: Holder, device: DeviceLabel, facts: ResetFacts) -> 
     Use that no process explains does not: a reset is its cure, and nvidia-smi refuses the reset when a real process is
     behind it.
     """
-    who = f"{holder.owner or holder.command or 'An unnamed process'} (PID {holder.pid})"
+    who = _name(holder)
     match holder.kind:
         case HolderKind.UNTRACEABLE:
             return
@@ -195,12 +196,28 @@ def _holder_blockers(holder: Holder, device: DeviceLabel, facts: ResetFacts) -> 
             ):  # it lets go when persistence mode goes off, and this is off
                 yield f"{who} holds device {device.index} although persistence mode is off: stop it for the reset."
         case HolderKind.INFRASTRUCTURE:
-            yield (
-                f"{who} holds device {device.index}; it is infrastructure of the node and is not killed: stop "
-                "it for the reset."
-            )
+            yield _infrastructure_blocker(holder, device)
         case HolderKind.PROCESS | HolderKind.VALIDATION:
             yield f"{who} holds device {device.index}: it must end first."
+
+
+def _agents(facts: ResetFacts) -> Iterator[str]:
+    """Yield the blockers that are agents: they let go when they are paused."""
+    for each in (facts.device, *facts.also_reset):
+        for holder in facts.holders.get(each.id) or ():
+            if holder.kind is HolderKind.INFRASTRUCTURE and holder.is_monitoring:
+                yield _infrastructure_blocker(holder, each)
+
+
+def _infrastructure_blocker(holder: Holder, device: DeviceLabel) -> str:
+    return (
+        f"{_name(holder)} holds device {device.index}; it is infrastructure of the node and is not killed: stop it for "
+        "the reset."
+    )
+
+
+def _name(holder: Holder) -> str:
+    return f"{holder.owner or holder.command or 'An unnamed process'} (PID {holder.pid})"
 
 
 def _actions(facts: ResetFacts) -> Iterator[str]:

@@ -121,7 +121,7 @@ class NvidiaResetter:
         self._children = children
         self._paths = paths
         self._locks: dict[str, asyncio.Lock] = {}
-        self._smi = NvidiaSmi(paths, kill_timeout=children.kill_timeout)
+        self._smi = NvidiaSmi(paths, children)
 
     @property
     def abandoned(self) -> tuple[AbandonedChild, ...]:

@@ -1,7 +1,7 @@
 """``nvidia-smi --gpu-reset``: the only program of the driver that this service runs, because NVML cannot reset a GPU.
 
 Promise: a run has a deadline and a fixed environment, and its error output reaches the operator. A run that cannot be
-killed is abandoned and reported, and no second one is started for its GPU.
+killed is abandoned and reported, and no second one is started for its GPU. Each counts among the service's children.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from scrubber.adapters.children.process import AbandonedChild
+from scrubber.adapters.children.process import AbandonedChild, Children
 from scrubber.adapters.deadlines import stall_tolerant_timeout
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.domain.errors import DeviceBusy, DriverTimeout, Unreadable
 
-__all__ = ["NvidiaSmi"]
+__all__ = ["NvidiaSmi", "OutputTail"]
 
 _TAIL = 4096
 """Bytes of its output that are kept; the reason for a failure comes last."""
@@ -42,15 +42,16 @@ class NvidiaSmi:
     """Runs ``nvidia-smi`` of the driver at ``paths``.
 
     Args:
-        kill_timeout: seconds after SIGKILL until a run is abandoned.
+        children: counts each run; their ``kill_timeout`` is the time after SIGKILL until a run is abandoned.
         kill: ``killpg``, or a test's stand-in for a run that cannot be killed.
     """
 
     def __init__(
-        self, paths: DriverPaths, *, kill_timeout: float = 2.0, kill: Callable[[int, int], object] = os.killpg
+        self, paths: DriverPaths, children: Children, *, kill: Callable[[int, int], object] = os.killpg
     ) -> None:
         self._paths = paths
-        self._kill_timeout = kill_timeout
+        self._children = children
+        self._kill_timeout = children.kill_timeout
         self._kill = kill
         self._unkillable: dict[str, asyncio.subprocess.Process] = {}
 
@@ -96,12 +97,12 @@ class NvidiaSmi:
             await words.wait_until_closed(self._kill_timeout)  # a process that inherited its output may keep it open
         _check_exit(status, words.text, subject)
 
-    async def _start(self, *arguments: str) -> tuple[asyncio.subprocess.Process, _OutputTail]:
+    async def _start(self, *arguments: str) -> tuple[asyncio.subprocess.Process, OutputTail]:
         program = self.program
         if program is None:
             raise Unreadable("nvidia-smi is not installed with the driver.")
         try:
-            words, output = await _OutputTail.listen()
+            words, output = await OutputTail.listen()
         except OSError as error:
             raise Unreadable(f"{program} cannot be started: {error.strerror}.") from error
         try:
@@ -124,6 +125,7 @@ class NvidiaSmi:
             raise
         finally:
             os.close(output)
+        self._children.count_program(process, "nvidia-smi")
         return process, words
 
     async def _end(self, process: asyncio.subprocess.Process, gpus: Sequence[str], about: str) -> None:
@@ -133,6 +135,7 @@ class NvidiaSmi:
         dead, _ = await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._kill_timeout)
         if not dead:
             self._unkillable.update(dict.fromkeys(gpus, process))
+            self._children.abandoned_total += 1
             raise _unkillable_error(about, process.pid)
 
 
@@ -156,7 +159,7 @@ def _unkillable_error(about: str, pid: int) -> DriverTimeout:
     )
 
 
-class _OutputTail(asyncio.Protocol):
+class OutputTail(asyncio.Protocol):
     """The end of a program's output, however long that is."""
 
     def __init__(self) -> None:
@@ -165,7 +168,7 @@ class _OutputTail(asyncio.Protocol):
         self._pipe: asyncio.BaseTransport | None = None
 
     @classmethod
-    async def listen(cls) -> tuple[_OutputTail, int]:
+    async def listen(cls) -> tuple[OutputTail, int]:
         """Start to listen; the descriptor is for the program, and the caller closes it."""
         ours, write_end = os.pipe()
         try:

@@ -213,6 +213,8 @@ def _hung_processes(report: WalkReport) -> set[tuple[int, int]]:
 
 def _holder(found: ProcessMatch, known: InfrastructureProcess | None, *, stays: bool) -> Holder:
     if known is not None:
-        return Holder(found.pid, found.started, known.kind, found.command, known.owner)
+        return Holder(
+            found.pid, found.started, known.kind, found.command, known.owner, is_monitoring=known.is_monitoring
+        )
     kind = HolderKind.UNKILLABLE if stays else HolderKind.PROCESS
     return Holder(found.pid, found.started, kind, found.command)

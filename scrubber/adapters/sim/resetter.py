@@ -13,9 +13,14 @@ from scrubber.adapters.sim.telemetry import DRIVER_MODULE, device_request
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DriverTimeout, Unavailable, Unreadable
 from scrubber.domain.reset_plan import ResetPlan
-from scrubber.domain.telemetry import Holder
+from scrubber.domain.telemetry import Holder, HolderKind
 
 __all__ = ["SimResetter"]
+
+
+def _blocker(holder: Holder, device: Device) -> str:
+    who = f"{holder.owner or holder.command or 'An unnamed process'} (PID {holder.pid})"
+    return f"{who} holds device {device.index}: it must end first."
 
 
 class SimResetter:
@@ -38,13 +43,10 @@ class SimResetter:
             )
         held = lease.is_held(found.memory, found.inode)  # not untraceable use: a reset is its cure
         users: tuple[Holder, ...] = ()
-        if held:
+        if held or found.node.exists():
             with suppress(Unavailable):  # the plan still says that it is held
                 users = await self._holders.list_users(device)
-        named = tuple(
-            f"{each.command or 'An unnamed process'} (PID {each.pid}) holds device {device.index}: it must end first."
-            for each in users
-        )
+        named = tuple(_blocker(each, device) for each in users)
         return ResetPlan(
             device=device.id,
             method="the simulated driver",
@@ -54,6 +56,11 @@ class SimResetter:
             ),
             unavailable=unavailable,
             blockers=named or ((f"A process that was not identified holds device {device.index}.",) if held else ()),
+            agents=tuple(
+                _blocker(each, device)
+                for each in users
+                if each.kind is HolderKind.INFRASTRUCTURE and each.is_monitoring
+            ),
         )
 
     async def reset(self, device: Device, deadline: float) -> None:

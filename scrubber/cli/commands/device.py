@@ -241,6 +241,8 @@ def _certificate_rows(found: pb.Device, now: float) -> Rows:
     yield "scrub", certificate.scrub_id
     if certificate.base_certificate_id:
         yield "base certificate", certificate.base_certificate_id
+    if certificate.HasField("attestation"):
+        yield "attestation", certificate.attestation.digest
     yield "policy", certificate.policy
     yield "driver", certificate.driver_version
     yield "signed by", certificate.key_id or "none"

@@ -24,7 +24,7 @@ from scrubber.cli.options import NoHeadersOption, OutputOption, SocketOption
 from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, print_result
 from scrubber.doctor.checks import check_node
 from scrubber.doctor.kubelet import pod_resources_socket
-from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult
+from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, Recommendation
 from scrubber.doctor.queries import query_kubelet, query_service
 
 __all__ = ["add_commands", "report"]
@@ -193,6 +193,21 @@ def report(checks: Sequence[CheckResult]) -> dict[str, Any]:
             {"name": each.name, "level": each.level.value, "message": each.message, "remedy": each.remedy or None}
             for each in checks
         ],
+        "recommended": next((_recommended(each.recommendation) for each in checks if each.recommendation), None),
+    }
+
+
+def _recommended(found: Recommendation) -> dict[str, Any]:
+    return {
+        "environment": found.environment,
+        "resources": list(found.resources),
+        "components": list(found.components),
+        "componentChoices": list(found.choices),
+        "pluginEnvironment": dict(found.plugin_environment),
+        "clusterPolicy": dict(found.cluster_policy),
+        "toolkitEnvironment": dict(found.toolkit_environment),
+        "policy": list(found.policy),
+        "notes": list(found.notes),
     }
 
 

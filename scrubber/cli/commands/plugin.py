@@ -385,6 +385,35 @@ YieldLabelsOption = Annotated[
         show_default="none",
     ),
 ]
+PauseLabelsOption = Annotated[
+    str,
+    typer.Option(
+        "--pause-labels",
+        envvar="SCRUBBER_PAUSE_LABELS",
+        metavar="KEY=VALUE,…",
+        help="Labels of this node that pause monitoring agents while a GPU is reset, in this order, such as "
+        "nvidia.com/gpu.deploy.dcgm-exporter=false; restored afterwards; requires --node-name and access to the API server.",
+        show_default="none",
+    ),
+]
+PauseLeaseOption = Annotated[
+    str,
+    typer.Option(
+        "--pause-lease",
+        envvar="SCRUBBER_PAUSE_LEASE",
+        metavar="NAMESPACE/NAME",
+        help="Lease that allows one node at a time to pause its agents; empty: no limit.",
+    ),
+]
+GpuResetOption = Annotated[
+    bool,
+    typer.Option(
+        "--gpu-reset",
+        envvar="SCRUBBER_GPU_RESET",
+        help="Let NVSentinel reset a GPU that agents hold, by a GPUReset object, where the cluster has that kind; the node "
+        "is yielded meanwhile; requires --node-name and access to the API server.",
+    ),
+]
 
 
 def _feature_option(name: str, variable: str, what: str) -> typer.models.OptionInfo:
@@ -475,6 +504,9 @@ def plugin(
     probe_address: PluginProbeAddressOption = "",
     traces: TracesOption = TraceExport.OFF,
     yield_labels: YieldLabelsOption = "",
+    pause_labels: PauseLabelsOption = "",
+    pause_lease: PauseLeaseOption = "scrubber-system/scrubber-agent-pause",
+    gpu_reset: GpuResetOption = False,
     log_format: LogFormatOption = LogFormat.AUTO,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
@@ -486,6 +518,7 @@ def plugin(
     load_structlog_without_rich()
     from plugin.cluster.condition import ConditionFormat, ConditionPolarity
     from plugin.cluster.deploy_labels import parse_label_keys
+    from plugin.cluster.pause_labels import LeaseName, parse_pause_labels
     from plugin.cluster.taint import NodeTaint
     from plugin.main import PluginSettings, run
     from plugin.nvidia import settings as nvidia_settings
@@ -541,7 +574,10 @@ def plugin(
         metrics_tls=MetricsTls.from_flags(metrics_cert, metrics_key, metrics_client_ca),
         probe_address=Address.parse(probe_address),
         traces=traces,
-        yield_labels=parse_label_keys(yield_labels),
+        yield_labels=(yielding := parse_label_keys(yield_labels)),
+        pause_labels=parse_pause_labels(pause_labels, yielding),
+        pause_lease=LeaseName.parse(pause_lease),
+        gpu_reset=gpu_reset,
     )
     restore_gc()
     raise typer.Exit(asyncio.run(run(settings)))

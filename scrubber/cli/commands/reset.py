@@ -20,6 +20,7 @@ from scrubber.cli.confirmation import NoInputOption, YesOption, check_admin_acce
 from scrubber.cli.exit_codes import ExitCode
 from scrubber.cli.options import DeviceArgument, NoHeadersOption, OutputOption, SocketOption
 from scrubber.cli.render.output import CommandResult, OutputFormat, print_error, print_result, print_table
+from scrubber.domain.agent_pause import PauseWay
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
@@ -127,6 +128,8 @@ def _answer(plan: pb.ResetPlan) -> CommandResult:
             "unavailableReason": plan.unavailable_reason or None,
             "blockers": list(plan.blockers),
             "alsoResetIDs": list(plan.also_reset_ids),
+            "agents": list(plan.agents),
+            "pauseWays": [{"way": each.way, "actions": list(each.actions)} for each in plan.pause_ways],
         },
         names=[plan.device_id],
         header=(),
@@ -135,17 +138,40 @@ def _answer(plan: pb.ResetPlan) -> CommandResult:
     )
 
 
+def _actions(plan: pb.ResetPlan) -> Iterator[str]:
+    """Yield every action in order: agents are paused by the first way, the device is reset, agents are restored.
+
+    Where the first way is a reset by another service, its actions are all.
+    """
+    if not plan.pause_ways:
+        yield from plan.actions
+        return
+    way = plan.pause_ways[0]
+    if way.way == PauseWay.EXTERNAL_RESET:
+        yield from (f"By another service ({way.way}): {each}." for each in way.actions)
+        return
+    yield from (f"Pause agents ({way.way}): {each}." for each in way.actions)
+    yield "Wait until they have released the device."
+    yield from plan.actions
+    yield f"Restore the agents ({way.way}): undo what was changed, in reverse order."
+
+
 def _rows(plan: pb.ResetPlan) -> Iterator[tuple[str, str]]:
     yield ("device", plan.device_id)
     yield ("method", plan.method)
     yield from (("also reset", each) for each in plan.also_reset_ids)
-    yield from ((f"action {number}", each) for number, each in enumerate(plan.actions, 1))
+    yield from (("agent", each) for each in plan.agents)
+    yield from ((f"action {number}", each) for number, each in enumerate(_actions(plan), 1))
+    yield from ((f"or by {way.way}", action) for way in plan.pause_ways[1:] for action in way.actions)
     if plan.unavailable_reason:
         yield ("unavailable", plan.unavailable_reason)
     yield from (("blocker", each) for each in plan.blockers)
     match _exit_for(plan):
         case ExitCode.OK:
-            yield ("verdict", "can be reset now")
+            yield (
+                "verdict",
+                "can be reset now; agents are paused meanwhile" if plan.pause_ways else "can be reset now",
+            )
         case ExitCode.REFUSED:
             yield ("verdict", "can be reset when nothing blocks it")
         case _:

@@ -199,6 +199,24 @@ def serve(
             help="Root directory of the NVIDIA driver, as seen by this process.",
         ),
     ] = Path("/"),
+    dcgmi: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SCRUBBER_DCGMI",
+            metavar="PATH",
+            help="Let DCGM (4.5 or newer) release the driver for a reset, by this dcgmi.",
+            show_default="none",
+        ),
+    ] = None,
+    dcgm_address: Annotated[
+        str,
+        typer.Option(
+            envvar="SCRUBBER_DCGM_ADDRESS",
+            metavar="HOST[:PORT]",
+            help="Address of DCGM's host engine, for --dcgmi.",
+            show_default="dcgmi's own",
+        ),
+    ] = "",
     fail_on_init_error: Annotated[
         bool,
         typer.Option(
@@ -247,6 +265,8 @@ def serve(
         node_name=node_name or gethostname(),
         pod_resources_socket=pod_resources_socket or FROM_KUBELET_DIR,
         nvidia_driver_root=nvidia_driver_root,
+        dcgmi=dcgmi,
+        dcgm_address=dcgm_address,
         fail_on_init_error=fail_on_init_error and not chosen.simulated,
         disabled_healthchecks=DisabledHealthchecks.parse(disable_healthchecks),
     )

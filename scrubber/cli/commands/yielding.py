@@ -72,7 +72,7 @@ def yield_node(
 def resume(
     reason: ReasonOption,
     everyone: Annotated[
-        bool, typer.Option("--all", help="End the plugin's request too, although its node label still requests it.")
+        bool, typer.Option("--all", help="End the requests of plugins too, although a node label still requests it.")
     ] = False,
     timeout: TimeoutOption = 60.0,
     socket: SocketOption = Path("/run/scrubber"),
@@ -81,7 +81,7 @@ def resume(
 ) -> None:
     """Open the driver of a yielded node again.
 
-    Every device is dirty and is scrubbed. Where the plugin has requested a yield too, because of a label of its node, the node
+    Every device is dirty and is scrubbed. Where a plugin has requested a yield too, because of a label of its node, the node
     stays yielded until the label changes.
     """
     info = run(
@@ -143,7 +143,7 @@ def _is_closed(info: pb.ServiceInfo) -> bool:
 
 
 def _is_resumed(info: pb.ServiceInfo) -> bool:
-    """Whether nothing but another's request keeps the node yielded."""
+    """Whether nothing but requests of others keeps the node yielded."""
     return not info.HasField("node_yield") or bool(info.node_yield.requests)
 
 

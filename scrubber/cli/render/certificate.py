@@ -43,6 +43,9 @@ def claim_json(certificate: Certificate) -> dict[str, Any]:
         "nodeName": certificate.node,
         "bootID": certificate.boot,
         "driverVersion": certificate.driver,
+        "attestation": None
+        if certificate.attestation is None
+        else {"digest": certificate.attestation.digest, "nonce": certificate.attestation.nonce},
     }
 
 
@@ -78,6 +81,9 @@ def _claim_rows(certificate: Certificate) -> Iterator[tuple[str, str]]:
     yield ("scrub", certificate.scrub)
     if certificate.rests_on is not None:
         yield ("base certificate", certificate.rests_on)
+    if certificate.attestation is not None:
+        yield ("attestation digest", certificate.attestation.digest)
+        yield ("attestation nonce", certificate.attestation.nonce)
     yield ("previous grant", str(certificate.previous_grant) if certificate.previous_grant else "none")
 
 

@@ -18,6 +18,7 @@ from scrubber.cli.render.device_facts import (
     tenant_name,
 )
 from scrubber.cli.render.output import CommandResult, OutputColumn
+from scrubber.domain.agent_pause import PauseWay
 from scrubber.domain.formatting import format_size, format_utc
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def device_list_result(
         header=_COLUMNS,
         rows=[_device_row(each, moment) for each in devices],
         empty_message="There are no devices on this node.",
-        notes=[*_break_glass_notes(devices), *_breaker_notes(devices, info), *yield_notes(info)],
+        notes=[*_break_glass_notes(devices), *_breaker_notes(devices, info), *yield_notes(info), *_pause_notes(info)],
         kind="Device",
     )
 
@@ -168,6 +169,22 @@ def yield_notes(info: pb.ServiceInfo | None) -> Iterator[str]:
         who = "the plugin" if each.requester == "plugin" else each.actor
         end = "the label has its earlier value" if each.requester == "plugin" else "you run `scrubber resume`"
         yield f"The node is yielded, so every device is withheld until {end}: {each.reason} ({who}, {format_utc(each.since)})."
+
+
+def _pause_notes(info: pb.ServiceInfo | None) -> Iterator[str]:
+    """Yield that agents of the node are paused for a reset, if they are."""
+    if info is None or not info.HasField("agent_pause"):
+        return
+    pause = info.agent_pause
+    if pause.way == PauseWay.EXTERNAL_RESET:
+        doing = "is over, and its request is being removed" if pause.ending else "is under way"
+        named = ", ".join(pause.device_ids)
+        yield f"A reset of {named} by another service {doing} ({format_utc(pause.since)}). {pause.message}".rstrip()
+        return
+    doing = "were paused for a reset and are being restored" if pause.ending else "are paused for a reset"
+    changes = ", ".join(f"{each.key}={each.during}" for each in pause.changes)
+    detail = f": {changes}" if changes else ""
+    yield f"Agents of the node {doing} (by {pause.way}, {format_utc(pause.since)}){detail}. {pause.message}".rstrip()
 
 
 def _breaker_notes(found: Sequence[pb.Device], info: pb.ServiceInfo | None) -> Iterator[str]:

@@ -37,6 +37,9 @@ def certificate(message: pb.Certificate) -> dict[str, Any]:
         "nodeName": message.node_name,
         "bootID": message.boot_id,
         "driverVersion": message.driver_version,
+        "attestation": {"digest": message.attestation.digest, "nonce": message.attestation.nonce}
+        if message.HasField("attestation")
+        else None,
         "keyID": message.key_id or None,
         "signature": base64.b64encode(message.signature).decode("ascii") if message.signature else None,
     }

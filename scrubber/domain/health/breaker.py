@@ -106,7 +106,7 @@ def breaker_state(
             "cooling or power."
         )
     waiting = (
-        record.device for record in records if _is_to_recover(record, now) and (record.must_reset or resets_required)
+        record.device for record in records if _is_to_recover(record, now) and (record.owes_reset or resets_required)
     )
     spared = (record.device for record in records if _is_overdue(record, quarantine_after or {}, now, table))
     return BreakerState(resets, until, soft, frozenset(waiting), frozenset(spared))
@@ -122,7 +122,7 @@ def _is_to_recover(record: DeviceRecord, now: float) -> bool:
         and cause.recovery_method not in (RecoveryMethod.REBOOT, RecoveryMethod.OPERATOR)
     )
     if record.health is Health.PROBATION:  # released by an operator, with a reset that is owed
-        return record.must_reset and free and due
+        return record.owes_reset and free and due
     return record.health is Health.QUARANTINED and by_itself and free and due
 
 

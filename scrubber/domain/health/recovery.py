@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from scrubber.domain.evidence import Finding, Outcome, Severity
+from scrubber.domain.evidence import Finding, FindingCode, Outcome, Severity
 from scrubber.domain.health.history import DAY, entries_of_last_day
 from scrubber.domain.health.signals import recovery_method
 from scrubber.domain.policy import Policy, ResetMode
@@ -53,7 +53,7 @@ def apply_attempt_limits(record: DeviceRecord, policy: Policy, now: float) -> De
         if not each.operator_ordered
     ]
     resets = [each for each in attempts if each.reset]
-    resets_again = record.must_reset or policy.reset is ResetMode.REQUIRED
+    resets_again = record.owes_reset or policy.reset is ResetMode.REQUIRED
     if len(resets) >= policy.recovery.max_resets_per_day and resets_again:
         used_up, oldest = f"It was reset {len(resets)} times within a day", resets[0].at
     elif len(attempts) >= policy.recovery.max_attempts_per_day:
@@ -232,7 +232,10 @@ def after_scrub(
         if outcome is Outcome.PASSED:
             return record.after_recovery(retry_at=now + rule.probation_interval)
         retry_at = now + _pause(record, policy, record.failures, now)
-        return apply_attempt_limits(record.after_recovery_failure(retry_at=retry_at), policy, now)
+        blocked = record.after_recovery_failure(retry_at=retry_at)
+        # The reset that was left to another service may end the recovery: its limits are checked before the next one.
+        left = any(each.code == FindingCode.RESET_LEFT_TO_OTHERS for each in findings)
+        return blocked if left else apply_attempt_limits(blocked, policy, now)
     if record.health is Health.PROBATION and outcome is Outcome.PASSED:
         return record.after_probation_scrub(rule.probation_scrubs, retry_at=now + rule.probation_interval)
     return record

@@ -41,14 +41,14 @@ class ResetGate:
     def blocker(self) -> str:
         """Why the reset that the device needs for its recovery cannot run now; empty otherwise."""
         record = self._state.record
-        owed = record.health in (Health.QUARANTINED, Health.PROBATION) and record.must_reset
+        owed = record.health in (Health.QUARANTINED, Health.PROBATION) and record.owes_reset
         return self._breaker.state.resets_stopped_reason if owed and self._stopped_until is not None else ""
 
     @property
     def _stopped_until(self) -> float | None:
         record = self._state.record
         plan = self._state.policy.plan(
-            PathKind.SLOW, ScrubTrigger.RECOVERY, recovering=True, must_reset=record.must_reset
+            PathKind.SLOW, ScrubTrigger.RECOVERY, recovering=True, must_reset=record.owes_reset
         )
         return self._breaker.resets_stopped_until() if Step.RESET in plan.steps and not self._no_reset else None
 

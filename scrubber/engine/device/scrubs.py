@@ -23,13 +23,14 @@ from scrubber.domain.record import DeviceRecord
 from scrubber.domain.statement import sign_certificate
 from scrubber.domain.states import Health, Hygiene
 from scrubber.engine import events, refusals, scrub
+from scrubber.engine.completion import run_to_completion
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.backoff import Backoff
 from scrubber.engine.device.disturbances import was_disturbed
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.occupancy import Occupancy
 from scrubber.engine.device.reset_gate import ResetGate
-from scrubber.engine.device.state import DeviceState, run_to_completion
+from scrubber.engine.device.state import DeviceState
 from scrubber.engine.eraser_pool import EraserPool
 from scrubber.engine.pods import PodTracker
 from scrubber.engine.scrub import ScrubJob, ScrubResult
@@ -39,7 +40,7 @@ from scrubber.ports.runtime import Span
 
 __all__ = ["Scrubs"]
 
-_HELD = (FindingCode.UNKNOWN_HOLDER, FindingCode.VALIDATION_HOLDER)
+_HELD = (FindingCode.UNKNOWN_HOLDER, FindingCode.VALIDATION_HOLDER, FindingCode.AGENT_PAUSE_FAILED)
 """Findings about processes that no start can wait for: their end is not the end of a pod that had the device."""
 
 
@@ -149,7 +150,7 @@ class Scrubs:
                 PathKind.SLOW,
                 trigger,
                 recovering=restores,
-                must_reset=restores and record.must_reset,
+                must_reset=restores and record.owes_reset,
                 operator_ordered=bool(reset_reason),
             )
             if restores and not reset_reason:
@@ -176,6 +177,7 @@ class Scrubs:
                     self._context(job.id, plan=plan, record=after, starting_pod=starting_pod),
                     eraser_slot=lambda: self._eraser_pool.slot(lambda: job.is_urgent),
                     progress=job.report_progress,
+                    report_wait=job.report_wait,
                 )
                 self._state.job = job
                 job.task = dependencies.spawn(self._perform(job, work), f"scrub {started.id}")
@@ -266,11 +268,15 @@ class Scrubs:
                     policy=policy,
                     certificate_id=dependencies.new_id("cert"),
                     now=now,
+                    attestation=context.attestations[-1] if context.attestations else None,
                 )
                 certificate = sign_certificate(issued, dependencies.signer.key_id, dependencies.signer.sign)
                 finished = replace(finished, certificate=certificate.id)
                 hygiene = self._state.record.after_passed_scrub(
-                    certificate, was_reset=result.was_reset, starting_pod=context.starting_pod
+                    certificate,
+                    was_reset=result.was_reset,
+                    restores=context.plan.restores,
+                    starting_pod=context.starting_pod,
                 )
             else:
                 hygiene = self._state.record.after_unproven_scrub()

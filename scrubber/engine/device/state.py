@@ -6,9 +6,8 @@ Every change is decided under the lock, committed to the ledger, and only then a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from scrubber.domain.assignment import Pod
 from scrubber.domain.device import Device
@@ -17,15 +16,14 @@ from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import BreakGlass, DeviceRecord
 from scrubber.domain.states import Hygiene
 from scrubber.engine.breaker import CircuitBreaker
+from scrubber.engine.completion import run_to_completion
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.disturbances import Disturbances
 from scrubber.engine.pods import PodTracker
 from scrubber.engine.scrub import ScrubJob
 from scrubber.ports.record import LedgerChange
 
-__all__ = ["DeviceState", "run_to_completion"]
-
-T = TypeVar("T")
+__all__ = ["DeviceState"]
 
 
 # See docs/decisions/0003-one-transaction-per-decision.md.
@@ -183,21 +181,3 @@ class DeviceState:
                 raise DeviceBusy(f"Device {self.id} is {self._record.state}.")
             self.retired = True
             return self._record
-
-
-async def run_to_completion(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run ``coroutine`` to its end even if the caller is cancelled; the cancellation is raised afterwards.
-
-    A commit is applied inside the same ``coroutine``: a caller that was cancelled between the two would otherwise leave
-    a state in memory that is older than the ledger.
-    """
-    task = asyncio.ensure_future(coroutine)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as stop:
-            cancelled = stop
-    if cancelled is not None:
-        raise cancelled from task.exception()
-    return task.result()

@@ -36,19 +36,27 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
     now = dependencies.clock.wall()
     boot = dependencies.identity.boot
     known = {device.id: state.records.get(device.id, DeviceRecord(device.id)) for device in devices}
-    started = {device.id: _started(device, known[device.id], boot, now) for device in devices}
+    started: dict[str, DeviceRecord] = {}
     abandoned = tuple(_abandoned(scrub, now) for scrub in state.unfinished_scrubs)
     event = Event(
         "service.started",
         now,
-        fields={"devices": len(started), "abandoned_scrubs": len(abandoned), "key_id": dependencies.signer.key_id},
+        fields={"devices": len(known), "abandoned_scrubs": len(abandoned), "key_id": dependencies.signer.key_id},
     )
-    baselines = [_baseline_events(known[device.id], started[device.id], now) for device in devices]
-    ended = [_abandonment_events(scrub, known.get(scrub.device)) for scrub in abandoned]
-    failed = [_recovery_events(known[device.id], started[device.id], now) for device in devices]
-    rows = (event, *(each for some in (*ended, *failed, *baselines) for each in some))
-    await dependencies.ledger.commit(LedgerChange(records=tuple(started.values()), scrubs=abandoned, events=rows))
-    dependencies.journal.record(rows)
+
+    def start(externally_reset: frozenset[str]) -> LedgerChange:
+        for device in devices:
+            started[device.id] = _started(
+                device, known[device.id], boot, now, externally_reset=device.id in externally_reset
+            )
+        baselines = [_baseline_events(known[device.id], started[device.id], now) for device in devices]
+        ended = [_abandonment_events(scrub, known.get(scrub.device)) for scrub in abandoned]
+        failed = [_recovery_events(known[device.id], started[device.id], now) for device in devices]
+        rows = (event, *(each for some in (*ended, *failed, *baselines) for each in some))
+        return LedgerChange(records=tuple(started.values()), scrubs=abandoned, events=rows)
+
+    committed = await dependencies.agent_pauses.commit_start(known.keys(), start)
+    dependencies.journal.record(committed.events)
     controllers = [node.devices.make_controller(device, started[device.id]) for device in devices]
     grants = [grant for controller in controllers for grant in controller.state.record.open_grants]
     await _check_all(node, controllers, grants, dependencies)
@@ -61,19 +69,26 @@ async def add_device(node: Node, device: Device, state: LedgerState, *, dependen
     """Add a device that appeared while the service runs: known from the ledger or new, and dirty in both cases."""
     known = node.devices.removed_records.get(device.id) or state.records.get(device.id) or DeviceRecord(device.id)
     now = dependencies.clock.wall()
-    record = _started(device, known, dependencies.identity.boot, now)
     appeared = Event("device.appeared", now, device.id)
-    rows = (appeared, *_recovery_events(known, record, now), *_baseline_events(known, record, now))
-    await dependencies.ledger.commit(LedgerChange(records=(record,), events=rows))
-    dependencies.journal.record(rows)
+
+    def start(externally_reset: frozenset[str]) -> LedgerChange:
+        record = _started(device, known, dependencies.identity.boot, now, externally_reset=bool(externally_reset))
+        rows = (appeared, *_recovery_events(known, record, now), *_baseline_events(known, record, now))
+        return LedgerChange(records=(record,), events=rows)
+
+    committed = await dependencies.agent_pauses.commit_start({device.id}, start)
+    (record,) = committed.records
+    dependencies.journal.record(committed.events)
     controller = node.devices.make_controller(device, record)
     await _check_all(node, [controller], [*node.devices.open_grants(), *record.open_grants], dependencies)
     node.devices.add(controller)
 
 
-def _started(device: Device, known: DeviceRecord, boot: str, now: float) -> DeviceRecord:
+def _started(device: Device, known: DeviceRecord, boot: str, now: float, *, externally_reset: bool) -> DeviceRecord:
     """Return the record as of this start. A device never seen before gets its current facts as its baseline."""
     record = known.after_service_start(boot)
+    if externally_reset:
+        record = replace(record.after_external_reset(now), version=record.version)
     expected = (
         Baseline(baseline_facts(device), at=now) if record.baseline is None else record.baseline.with_new_facts(device)
     )

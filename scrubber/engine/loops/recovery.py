@@ -90,7 +90,7 @@ async def run_recovery_loop(
                 await controller.scrubs.resolve()
                 continue
             owes = need.action is RecoveryAction.RECOVER or (
-                need.action is RecoveryAction.PROBATION_SCRUB and controller.state.record.must_reset
+                need.action is RecoveryAction.PROBATION_SCRUB and controller.state.record.owes_reset
             )
             until = await controller.reset_gate.resets_stopped_until() if owes else None
             if until is not None and until > now:

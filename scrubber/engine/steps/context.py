@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from scrubber.domain.assignment import Pod
 from scrubber.domain.device import Device
-from scrubber.domain.evidence import Finding, Severity, Step
+from scrubber.domain.evidence import Attestation, Finding, Severity, Step
 from scrubber.domain.infrastructure import NamedHolder, ProcessOwner
 from scrubber.domain.pods import PodLiveness
 from scrubber.domain.policy import Policy, ScrubPlan
@@ -35,8 +35,10 @@ class ScrubContext:
             use.
         starting_pod: the pod whose start the device is scrubbed for; None when there is none.
         erase_reports: the eraser's reports, for the steps that evaluate parts of them.
+        attestations: the device's attestation, once the last step has requested it.
         known_holders: PID and start time of holders that an earlier scrub or check found.
         holders: the holders that were found and not killed.
+        report_wait: called with what the scrub waits for, in words that may reach any tenant; empty when it goes on.
     """
 
     scrub: str
@@ -53,9 +55,11 @@ class ScrubContext:
     progress: Callable[[EraseProgress], None] = lambda _: None
     starting_pod: Pod | None = None
     erase_reports: list[EraseReport] = field(default_factory=list)
+    attestations: list[Attestation] = field(default_factory=list)
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     known_holders: frozenset[tuple[int, int]] = frozenset()
     holders: list[NamedHolder] = field(default_factory=list)
+    report_wait: Callable[[str], None] = lambda _: None
 
     async def shared_snapshot(self) -> Snapshot:
         """Return one snapshot that all checks of a fast path share; raises what the telemetry port raises."""

@@ -9,7 +9,7 @@ from typing import Final
 from scrubber.domain.evidence import PathKind, ScrubRecord, Step
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.states import ADVERTISED, OPERATOR_CAUSE
+from scrubber.domain.states import ADVERTISED, OPERATOR_CAUSE, Hygiene
 from scrubber.observability.metrics.labels import OTHER, KnownCodes, non_negative_number, xid_label
 from scrubber.observability.metrics.labels import numeric_field as field_of
 from scrubber.observability.metrics.page import SnapshotMetric
@@ -17,13 +17,16 @@ from scrubber.observability.metrics.status import DeviceStatus
 from scrubber.observability.registry import service_metrics as declared
 from scrubber.ports.record import Event
 
-__all__ = ["MAX_DEVICES", "MAX_XIDS_PER_DEVICE", "DeviceMetrics"]
+__all__ = ["MAX_DEVICES", "MAX_HOLDERS_PER_DEVICE", "MAX_XIDS_PER_DEVICE", "DeviceMetrics"]
 
 MAX_DEVICES: Final = 1024
 """Limit of devices with stored history. The least recently used are dropped: MIG instances are created and destroyed.
 """
 MAX_XIDS_PER_DEVICE: Final = 16
 """Limit of XIDs of one device that are counted by number; further ones are counted together."""
+
+MAX_HOLDERS_PER_DEVICE: Final = 8
+"""Limit of pods and units that are shown for one device, those that have held it longest."""
 
 _MODES: Final = tuple(sorted(Enforcement))
 
@@ -54,6 +57,7 @@ class DeviceMetrics:
         self._advertised = SnapshotMetric(declared.DEVICE_ADVERTISED)
         self._signal = SnapshotMetric(declared.DEVICE_CONDITION)
         self._quarantine_start = SnapshotMetric(declared.QUARANTINE_START)
+        self._held_start = SnapshotMetric(declared.DEVICE_HELD_START)
         self._certificate = SnapshotMetric(declared.CERTIFICATE_ISSUED)
         self._break_glass = SnapshotMetric(declared.BREAK_GLASS_ACTIVE)
         self._break_glass_end = SnapshotMetric(declared.BREAK_GLASS_EXPIRY)
@@ -71,6 +75,7 @@ class DeviceMetrics:
             (self._advertised, lambda each: iter([((), float(each.advertised))])),
             (self._signal, lambda each: (((code,), 1.0) for code in _signals(each.record, codes))),
             (self._quarantine_start, lambda each: _out_of_service(each, codes)),
+            (self._held_start, _held),
             (self._certificate, _certificate),
             (self._break_glass, lambda each: iter([((), 1.0)] if each.record.break_glass is not None else ())),
             (self._break_glass_end, _break_glass_end),
@@ -155,6 +160,18 @@ def _out_of_service(each: DeviceStatus, codes: KnownCodes) -> Iterator[tuple[tup
     cause = each.record.cause
     if cause is not None and each.record.health not in ADVERTISED:
         yield (codes.cause_class(cause.code), cause.recovery_method.value), cause.since
+
+
+def _held(each: DeviceStatus) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Since when each pod or unit without a grant keeps the device from being scrubbed."""
+    if each.record.hygiene is Hygiene.IN_USE:
+        return iter(())
+    since: dict[tuple[str, ...], float] = {}
+    for holder in each.holders:
+        if holder.is_blocking:
+            labels = (holder.code, holder.owner.label)
+            since[labels] = min(holder.since, since.get(labels, holder.since))
+    return iter(sorted(since.items(), key=lambda item: item[1])[:MAX_HOLDERS_PER_DEVICE])
 
 
 def _certificate(each: DeviceStatus) -> Iterator[tuple[tuple[str, ...], float]]:

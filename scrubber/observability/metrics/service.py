@@ -50,10 +50,14 @@ class ServiceMetrics:
         self._key = SnapshotMetric(declared.SIGNING_KEY_INFO)
         self._build = SnapshotMetric(declared.BUILD_INFO)
         self._yielded = SnapshotMetric(declared.NODE_YIELDED)
+        self._waiting_for_driver = SnapshotMetric(declared.WAITING_FOR_DRIVER)
+        self._yield_start = SnapshotMetric(declared.YIELD_START)
+        self._agent_pause = SnapshotMetric(declared.AGENT_PAUSE)
         self.members = (
             *(self._handovers_waiting, self._eraser_slots, self._erasers_waiting, self._children, self._abandoned),
             *(self._ledger_ok, self._ledger_bytes, self._head, self._hash, self._intact, self._verified),
-            *(self._kubelet, self._restarts, self._policy, self._key, self._build, self._yielded),
+            *(self._kubelet, self._restarts, self._policy, self._key, self._build, self._yielded, self._yield_start),
+            *(self._agent_pause, self._waiting_for_driver),
         )
         self.update(ServiceStatus())
 
@@ -86,6 +90,9 @@ class ServiceMetrics:
         self._kubelet.set(int(status.kubelet_trusted))
         self._restarts.set(status.kubelet_restarts)
         self._yielded.set(int(status.yielded))
+        self._waiting_for_driver.set(int(status.waiting_for_driver))
+        self._yield_start.series = {(requester.value,): since for requester, since in status.yield_starts.items()}
+        self._agent_pause.set(status.agent_pause_seconds)
         self._policy.series = (
             {} if status.policy is None else {(status.policy[0], status.policy[1][:_POLICY_DIGITS]): 1}
         )

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scrubber.domain.device import Device
+from scrubber.domain.infrastructure import NamedHolder
+from scrubber.domain.node_record import YieldRequester
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
 from scrubber.ports.record import AuditHead
@@ -20,12 +22,14 @@ class DeviceStatus:
     Attributes:
         advertised: whether it is reported to the kubelet as healthy.
         enforcement: effective enforcement mode; observe during a break-glass override.
+        holders: processes that have the device open without a grant, and agents of the node.
     """
 
     device: Device
     record: DeviceRecord
     advertised: bool
     enforcement: Enforcement
+    holders: tuple[NamedHolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,10 @@ class ServiceStatus:
         kubelet_trusted: whether the kubelet's lists are trusted.
         kubelet_restarts: restarts that the service observed.
         policy: name and digest of the active policy; None before there is one.
+        agent_pause_seconds: since the pause of the node's agents began; 0 while there is none.
         yielded: whether the node is yielded, so that the driver is closed.
+        waiting_for_driver: whether the start of the service waits for the driver to answer.
+        yield_starts: requester of a yield → time of its first request, in wall-clock seconds.
     """
 
     devices: Sequence[DeviceStatus] = ()
@@ -60,4 +67,7 @@ class ServiceStatus:
     kubelet_trusted: bool = False
     kubelet_restarts: int = 0
     policy: tuple[str, str] | None = None
+    agent_pause_seconds: float = 0.0
     yielded: bool = False
+    waiting_for_driver: bool = False
+    yield_starts: Mapping[YieldRequester, float] = field(default_factory=dict)

@@ -407,6 +407,19 @@ _SERVICE: Final = (
         "From now on hand-overs are answered.",
     ),
     _service("service.stopping", INFO, (), "The service was asked to stop."),
+    _service(
+        "work-gate.changed",
+        INFO,
+        ("accepting",),
+        "GPUs in a confidential-computing mode accept work from now on, or no longer; see decision 0042.",
+    ),
+    _service(
+        "work-gate.failed",
+        ERROR,
+        ("accepting", "message"),
+        "The GPUs could not be made to accept work, or to refuse it. Starts are refused until it can; this is retried "
+        "every few seconds.",
+    ),
     _audited(
         "node.yield-requested",
         WARNING,
@@ -425,7 +438,75 @@ _SERVICE: Final = (
         ("requester", "reason"),
         "The request was withdrawn; without another one the driver is opened again, and every device is dirty.",
     ),
+    _audited(
+        "agents.pause-started",
+        INFO,
+        ("device", "pause", "way"),
+        "Agents that have the device open are to be paused for its reset; nothing has been changed yet.",
+    ),
+    _audited(
+        "agents.pause-planned",
+        INFO,
+        ("pause", "way", "changes"),
+        "The plugin is about to change these labels of the node; each with its earlier value.",
+    ),
+    _audited(
+        "agents.pause-failed",
+        WARNING,
+        ("device", "pause", "way", "message"),
+        "Agents cannot be paused this way, or do not release `device`; what was changed is restored. The reset goes on with the "
+        "next way, or is blocked.",
+    ),
+    _audited(
+        "agents.pause-interrupted",
+        WARNING,
+        ("pause", "way"),
+        "An earlier service ended during a pause of agents. They are restored now.",
+    ),
+    _audited(
+        "agents.restored",
+        INFO,
+        ("pause", "way", "message", "duration_seconds"),
+        "The pause is over, and everything is as before, except what `message` names. `duration_seconds` is since it began.",
+    ),
+    _audited(
+        "external-reset.started",
+        INFO,
+        ("device", "pause", "devices"),
+        "Another service of the cluster is to reset these devices, which agents hold. The node is yielded for that.",
+    ),
+    _audited(
+        "external-reset.succeeded",
+        INFO,
+        ("device", "pause", "message"),
+        "Another service says that it has reset the device, which is scrubbed again. This service did not observe it.",
+    ),
+    _audited(
+        "external-reset.failed",
+        WARNING,
+        ("device", "pause", "message"),
+        "Another service did not reset the device, or not in time. The device is scrubbed again, with a reset if it needs one.",
+    ),
+    _audited(
+        "external-reset.ended",
+        INFO,
+        ("pause", "message", "duration_seconds"),
+        "The request to the other service is gone, and the node is no longer yielded for it.",
+    ),
+    _service(
+        "agents.restore-failed",
+        WARNING,
+        ("pause", "way", "message"),
+        "Agents are still paused; it is tried again every 10 s. See [the runbook](runbooks/ScrubberAgentsPaused.md).",
+    ),
     _service("service.stopped", INFO, (), "The service has ended in an orderly way."),
+    _service(
+        "service.stop-timed-out",
+        ERROR,
+        ("duration_seconds",),
+        "Something hung while the service ended, so it ended at once, and its children with it. The next service treats "
+        "every device that no pod has as dirty.",
+    ),
     _service(
         "service.failed",
         ERROR,
@@ -692,6 +773,12 @@ _PLUGIN: Final = (
         "It is unknown whether the container runtime gives containers their GPUs, or `--runtime-check=warn` is set and it "
         "does not. `message` says what to configure or to make visible for the plugin.",
     ),
+    _plugin(
+        "cdi.feature-missing",
+        WARNING,
+        ("message", "remedy"),
+        "GPUDirect Storage, GDRCopy or MOFED is requested, and the node has no device node for it.",
+    ),
     _plugin("cdi.hook-missing", WARNING, ("message", "remedy"), "Install NVIDIA's container toolkit."),
 )
 
@@ -820,6 +907,101 @@ _CLUSTER: Final = (
         INFO,
         ("message",),
         "The condition could not be updated when the plugin stopped.",
+    ),
+    _plugin(
+        "agents.pause-planned",
+        INFO,
+        ("pause", "labels"),
+        "The service has recorded the changes in `labels`, by which agents are to be paused for a reset.",
+    ),
+    _plugin(
+        "agents.paused",
+        INFO,
+        ("pause", "labels"),
+        "The labels of the node are changed, so that agents end which have GPUs open. They are restored after the reset.",
+    ),
+    _plugin(
+        "agents.restored",
+        INFO,
+        ("pause", "labels"),
+        "The labels have the values again that they had before, which are in `labels`.",
+    ),
+    _plugin(
+        "agents.label-left",
+        WARNING,
+        ("pause", "label", "value"),
+        "Another client has given `label` another value during the pause, `null` where it was removed. It stays.",
+    ),
+    _plugin(
+        "agents.pause-waiting",
+        WARNING,
+        ("pause", "message", "waited_seconds"),
+        "The pause, or its end, is not possible yet for the reason in `message`. It is tried again.",
+    ),
+    _plugin("agents.pause-proceeds", INFO, ("pause", "waited_seconds"), "The wait is over."),
+    _plugin(
+        "agents.pause-failed",
+        WARNING,
+        ("pause", "message"),
+        "The agents cannot be paused, so the reset does not take place. Changes that were made are restored.",
+    ),
+    _plugin(
+        "agents.pause-abandoned",
+        WARNING,
+        ("pause",),
+        "The service has been away for 15 minutes, so its reset cannot be in progress any more: the labels are restored.",
+    ),
+    _plugin("gpu-reset.offered", INFO, (), "The cluster has NVSentinel's GPUReset: the service may let it reset GPUs."),
+    _plugin(
+        "gpu-reset.withdrawn", INFO, (), "The cluster has no GPUReset any more, or the plugin's role does not allow it."
+    ),
+    _plugin(
+        "gpu-reset.requested", INFO, ("pause", "gpus"), "NVSentinel is to reset the GPUs, by the GPUReset `pause`."
+    ),
+    _plugin("gpu-reset.succeeded", INFO, ("pause", "message"), "NVSentinel reports that it has reset the GPUs."),
+    _plugin(
+        "gpu-reset.left-over",
+        WARNING,
+        ("name",),
+        "A GPUReset of this node that no pause exists for was deleted, perhaps because a request of an instance that died "
+        "arrived late.",
+    ),
+    _plugin(
+        "gpu-reset.not-removed",
+        WARNING,
+        ("pause", "message"),
+        "The plugin's role does not allow it to delete its GPUReset: delete it if it exists.",
+    ),
+    _plugin(
+        "agents.pause-orphaned",
+        ERROR,
+        ("pause", "labels"),
+        "The node has the label of a pause that the service does not know, perhaps because its ledger was deleted. Check "
+        "the node's `labels`, set those to `true` again whose agents are to run, and remove `scrubber.dev/agent-pause`.",
+    ),
+    _plugin(
+        "agents.lease-not-renewed",
+        INFO,
+        ("message",),
+        "The Lease that limits pauses to one node at a time was not renewed or released. It expires after 60 s.",
+    ),
+    _plugin(
+        "agents.lease-lost",
+        WARNING,
+        ("holder",),
+        "The Lease expired, and `holder` has it now: the agents of two nodes are paused at the same time.",
+    ),
+    _plugin(
+        "agents.standby",
+        INFO,
+        (),
+        "Another instance of the plugin pauses agents. This one takes over when the other has ended.",
+    ),
+    _plugin(
+        "agents.failed",
+        ERROR,
+        ("traceback",),
+        "A defect in this program interrupted the pausing of agents, which starts again. Please report it.",
     ),
     _plugin(
         "nvsentinel.reporting",

@@ -97,9 +97,15 @@ CLUSTER_WRITES: Final = MetricDeclaration(
     _COUNTER,
     "Writes to the API server, by kind of object and outcome.",
     (
-        MetricLabel("kind", ("event", "condition", "label", "taint", "eviction")),
+        MetricLabel("kind", ("event", "condition", "label", "taint", "eviction", "lease", "gpu-reset")),
         MetricLabel("outcome", ("ok", "failed")),
     ),
+)
+AGENT_PAUSES: Final = MetricDeclaration(
+    "scrubber_plugin_agent_pauses_total",
+    _COUNTER,
+    "Pauses of monitoring agents for a reset: begun, failed, or restored at their end; and resets by NVSentinel.",
+    (MetricLabel("outcome", ("paused", "reset", "failed", "restored")),),
 )
 HEALTH_EVENTS: Final = MetricDeclaration(
     "scrubber_plugin_health_events_total",

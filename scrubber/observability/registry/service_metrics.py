@@ -7,6 +7,7 @@ from typing import Final
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.evidence import FindingCode, Outcome, PathKind, ScrubTrigger, Severity, Step, Verdict
 from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.node_record import YieldRequester
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.states import Health, Hygiene, RecoveryMethod
 from scrubber.domain.usage import UseKind
@@ -44,6 +45,22 @@ NODE_YIELDED: Final = MetricDeclaration(
     _GAUGE,
     "1 while the node is yielded: the driver is closed, and every device is withheld.",
 )
+WAITING_FOR_DRIVER: Final = MetricDeclaration(
+    "scrubber_waiting_for_driver",
+    _GAUGE,
+    "1 while the service, which has been started, waits for the driver to answer: no device is known yet.",
+)
+YIELD_START: Final = MetricDeclaration(
+    "scrubber_yield_start_timestamp_seconds",
+    _GAUGE,
+    "Time at which the operators, or the first of the plugins, requested that the node be yielded; absent without a request.",
+    (MetricLabel("requester", tuple(YieldRequester)),),
+)
+AGENT_PAUSE: Final = MetricDeclaration(
+    "scrubber_agent_pause_seconds",
+    _GAUGE,
+    "Seconds since agents of the node were paused for a reset, until they are restored; 0 while there is no pause.",
+)
 POLICY_INFO: Final = MetricDeclaration(
     "scrubber_policy_info",
     _GAUGE,
@@ -69,7 +86,7 @@ CHILD_PROCESS_STARTS: Final = MetricDeclaration(
     "scrubber_child_process_starts_total",
     _COUNTER,
     "Child processes started, including replacements.",
-    (MetricLabel("child", ("driver", "events", "walker", "zygote", "eraser", "diagnosis")),),
+    (MetricLabel("child", ("driver", "events", "walker", "zygote", "eraser", "diagnosis", "nvidia-smi")),),
 )
 CHILD_PROCESSES_ABANDONED: Final = MetricDeclaration(
     "scrubber_child_processes_abandoned_total", _COUNTER, "Child processes that did not end in time after SIGKILL."
@@ -77,7 +94,7 @@ CHILD_PROCESSES_ABANDONED: Final = MetricDeclaration(
 KUBELET_TRUSTED: Final = MetricDeclaration(
     "scrubber_kubelet_trusted",
     _GAUGE,
-    "1 while the kubelet's lists of pods are trusted; 0 also while the node is yielded, which does not read them.",
+    "1 while the kubelet's lists of pods are trusted; 0 also while the service has no driver, and does not read them.",
 )
 KUBELET_RESTARTS: Final = MetricDeclaration(
     "scrubber_kubelet_restarts_total", _COUNTER, "Restarts of the kubelet that the service detected."
@@ -210,6 +227,7 @@ RESETS: Final = MetricDeclaration(
                 FindingCode.RESET_FAILED,
                 FindingCode.RESET_UNAVAILABLE,
                 FindingCode.DEVICE_BUSY,
+                FindingCode.AGENT_PAUSE_FAILED,
                 FindingCode.SCRUB_TIMEOUT,
                 ErrorCode.UNAVAILABLE,
             ),
@@ -275,6 +293,16 @@ QUARANTINE_START: Final = MetricDeclaration(
     _GAUGE,
     "Time at which the device went out of service, by cause and recovery method.",
     (_DEVICE, _CAUSE_CLASS, MetricLabel("recovery_method", tuple(RecoveryMethod))),
+)
+DEVICE_HELD_START: Final = MetricDeclaration(
+    "scrubber_device_held_start_timestamp_seconds",
+    _GAUGE,
+    "Time since which processes that have no grant hold the device, so that it cannot be scrubbed.",
+    (
+        _DEVICE,
+        MetricLabel("code", remark="a [finding](codes.md#findings)"),
+        MetricLabel("holder", remark="the pod, as namespace/name, or the systemd unit; empty for other processes"),
+    ),
 )
 CERTIFICATE_ISSUED: Final = MetricDeclaration(
     "scrubber_certificate_issued_timestamp_seconds",

@@ -69,7 +69,7 @@ def play(script: Script, *, listen: Callable[[float, str], None] | None = None) 
         except (AssertionError, Livelock) as error:
             wrong = str(error) or type(error).__name__
         seconds = loop.time()
-        unretrieved = [each for each in loop.unretrieved if "Killed(" not in each]
+        unretrieved = loop.unretrieved
     finally:
         loop.close()
     assert player is not None
