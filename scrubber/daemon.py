@@ -55,7 +55,7 @@ from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.external_resets import ExternalResets
 from scrubber.engine.loops.health import follow_signals, watch_health
 from scrubber.engine.loops.inventory import watch_inventory
-from scrubber.engine.loops.pods import watch_pods
+from scrubber.engine.loops.pods import follow_pod_ends, watch_pods
 from scrubber.engine.loops.policy import follow_policy
 from scrubber.engine.loops.reconcile import add_device, reconcile
 from scrubber.engine.loops.recovery import run_recovery_loops
@@ -461,6 +461,7 @@ async def _serve_devices(core: _Core, state: LedgerState, left: _Left) -> _Left:
             diagnostics=backend.diagnostics,
             assignments=assignments,
             containers=containers,
+            pod_cgroups=containers,
             owners=owners,
             ledger=ledger,
             audit_log=ledger,
@@ -529,6 +530,7 @@ def _device_tasks(
         "signals": follow_signals(node, dependencies=dependencies),
         "health": watch_health(node, dependencies=dependencies, interval=interval * _INTERVALS_PER_HEALTH_CHECK),
         "pods": watch_pods(node, dependencies=dependencies, interval=interval),
+        "pod ends": follow_pod_ends(node, dependencies=dependencies),
         "inventory": watch_inventory(node, inventory=backend.inventory, dependencies=dependencies, add_device=greet),
         "use": watch_use(
             node,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 __all__ = ["OVERFLOW", "Inotify"]
 
+_IN_MODIFY = 0x02
 _IN_MOVED_FROM = 0x40
 _IN_MOVED_TO = 0x80
 _IN_CREATE = 0x100
@@ -33,7 +34,10 @@ OVERFLOW = (Path(), "")
 
 
 class Inotify:
-    """Watched directories; :meth:`fileno` is readable when an entry was created, replaced or removed in one of them."""
+    """Watched directories and files.
+
+    :meth:`fileno` is readable when an entry was created, replaced or removed in a directory, or a file was changed.
+    """
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -41,30 +45,37 @@ class Inotify:
         if self._fd < 0:
             code = ctypes.get_errno()
             raise OSError(code, f"inotify: {os.strerror(code)} (see fs.inotify.max_user_instances)")
-        self._directories: dict[int, Path] = {}
+        self._watched: dict[int, Path] = {}
 
     def fileno(self) -> int:
         return int(self._fd)
 
     def add(self, directory: Path) -> bool:
         """Watch ``directory``, at most once; return False when it does not exist."""
-        watch = self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _EVENT_MASK)
+        return self._add(directory, _EVENT_MASK)
+
+    def add_file(self, file: Path) -> bool:
+        """Watch the contents of ``file``, at most once; return False when it does not exist."""
+        return self._add(file, _IN_MODIFY)
+
+    def _add(self, path: Path, mask: int) -> bool:
+        watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), mask)
         if watch >= 0:
-            self._directories[watch] = directory
+            self._watched[watch] = path
             return True
         code = ctypes.get_errno()
         if code in (errno.ENOENT, errno.ENOTDIR):
             return False
-        raise OSError(code, f"inotify: {os.strerror(code)} (see fs.inotify.max_user_watches)", str(directory))
+        raise OSError(code, f"inotify: {os.strerror(code)} (see fs.inotify.max_user_watches)", str(path))
 
-    def remove(self, directory: Path) -> None:
-        """Stop watching ``directory``; does nothing if it is not watched or no longer exists."""
-        for watch in [each for each, path in self._directories.items() if path == directory]:
-            del self._directories[watch]
+    def remove(self, watched: Path) -> None:
+        """Stop watching a directory or file; does nothing if it is not watched or no longer exists."""
+        for watch in [each for each, path in self._watched.items() if path == watched]:
+            del self._watched[watch]
             self._libc.inotify_rm_watch(self._fd, watch)
 
     def read(self) -> list[tuple[Path, str]]:
-        """Return the changes since the last call: directory and name in it (empty for the directory itself)."""
+        """Return the changes since the last call: directory and name in it (empty for the directory or file itself)."""
         changes: list[tuple[Path, str]] = []
         while True:
             try:
@@ -78,9 +89,9 @@ class Inotify:
                 if mask & _IN_Q_OVERFLOW:
                     changes.append(OVERFLOW)
                 elif mask & _IN_IGNORED:
-                    self._directories.pop(watch, None)
-                elif watch in self._directories:
-                    changes.append((self._directories[watch], os.fsdecode(name)))
+                    self._watched.pop(watch, None)
+                elif watch in self._watched:
+                    changes.append((self._watched[watch], os.fsdecode(name)))
 
     def close(self) -> None:
         os.close(self._fd)

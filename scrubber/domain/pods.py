@@ -8,7 +8,15 @@ from enum import StrEnum
 
 from scrubber.domain.assignment import PodAbsence, Process, exclude_baseline
 
-__all__ = ["PodLiveness", "PodState", "own_pod_liveness", "pod_liveness", "unreadable_pod_liveness"]
+__all__ = [
+    "PodLiveness",
+    "PodState",
+    "RemainingCgroups",
+    "has_ended",
+    "own_pod_liveness",
+    "pod_liveness",
+    "unreadable_pod_liveness",
+]
 
 
 class PodState(StrEnum):
@@ -30,6 +38,7 @@ class PodLiveness:
         unproven_processes: processes that also keep it from being over, without a proof against them yet.
         unreadable: the processes of a pod that is gone cannot be distinguished from each other, so all of them are
             killed.
+        ended: the kernel proves it over, so the kubelet's list is not needed.
         in_other_containers: the starting pod has processes in containers other than the one that had the device last.
             They do not keep its earlier use from being over, and their mappings were not inspected.
     """
@@ -40,6 +49,40 @@ class PodLiveness:
     unproven_processes: tuple[Process, ...] = ()
     unreadable: bool = False
     in_other_containers: bool = False
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RemainingCgroups:
+    """The cgroups that are left of a pod.
+
+    Attributes:
+        pod: whether the pod's own cgroup exists. The kubelet removes it once it is done with the pod.
+        containers: names of the cgroups of its containers, the sandbox included. A runtime removes each after the
+            container's end.
+    """
+
+    pod: bool
+    containers: frozenset[str] = frozenset()
+
+
+# See docs/decisions/0008-when-a-pod-is-over.md.
+def has_ended(
+    remaining: RemainingCgroups, *, started: str, seen: Collection[str], sandbox: Collection[Process]
+) -> bool:
+    """Return whether a pod without processes is over although the kubelet may still list it.
+
+    A grant permits one start. Once its container has run and no process of the pod is left, every further start of the
+    pod needs another grant. Without a sandbox the pod may only be between two runs of a container, which is no release.
+
+    Args:
+        started: the container cgroup that was created after the grant; empty if that was not observed. The start may
+            still be about to happen then.
+        seen: names of container cgroups in which a process was seen.
+        sandbox: processes that existed before the pod's first grant.
+    """
+    has_run = bool(started) and (started in seen or started not in remaining.containers)
+    return has_run and (not remaining.pod or bool(sandbox))
 
 
 # See docs/decisions/0009-restarts-within-a-pod.md.
@@ -89,6 +132,7 @@ def pod_liveness(
     grant_age: float,
     leftover_grace_period: float,
     unknown_pod_idle_period: float,
+    ended: bool = False,
 ) -> PodLiveness:
     """Return the liveness of the pod of an earlier grant.
 
@@ -110,7 +154,10 @@ def pod_liveness(
         now: monotonic seconds, the clock of ``absence``.
         grant_age: seconds since the grant; without a trusted reading the container of a recent grant may be about to
             start.
+        ended: result of :func:`has_ended` for a pod that has no process, sandbox included.
     """
+    if ended:
+        return PodLiveness(PodState.OVER, ended=True)
     left = tuple(processes)
     starting = (sandbox and grant_age < leftover_grace_period) or (not trusted and grant_age < unknown_pod_idle_period)
     if not left:

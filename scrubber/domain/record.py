@@ -47,6 +47,7 @@ class Grant:
         cgroups: names of the container cgroups that had the device by grants of the pod since it was last clean, oldest
             first: for each grant, the first container created after it. A container whose creation was not observed is
             missing.
+        started: name of the container cgroup that was created after this grant; empty if none was observed.
     """
 
     sequence: int
@@ -58,6 +59,7 @@ class Grant:
     basis: Basis = Basis.CERTIFICATE
     baseline: tuple[Process, ...] = ()
     cgroups: tuple[str, ...] = ()
+    started: str = ""
 
     @property
     def pod(self) -> Pod | None:
@@ -296,7 +298,8 @@ class DeviceRecord:
             container: its name, where the kubelet's list named another container of the pod.
         """
         assert self.last_grant is not None
-        grant = replace(self.last_grant, cgroups=(*self.last_grant.cgroups, cgroup)[-_MAX_CGROUPS:])
+        cgroups = (*self.last_grant.cgroups, cgroup)[-_MAX_CGROUPS:]
+        grant = replace(self.last_grant, cgroups=cgroups, started=cgroup)
         if container is not None and grant.assignment is not None:
             grant = replace(grant, assignment=replace(grant.assignment, container=container))
         grants = tuple(grant if each.sequence == grant.sequence else each for each in self.open_grants)

@@ -44,7 +44,7 @@ class PendingStart:
 def watch_start(pod: Pod, *, dependencies: Dependencies) -> PendingStart | None:
     """Watch ``pod`` from now on; None where a container start cannot be observed. Must be called before the grant."""
     before = dependencies.assignments.container_starts(pod)
-    created = None if before is None or pod.uid is None else dependencies.containers.watch_first_container(pod)
+    created = None if before is None or pod.uid is None else dependencies.pod_cgroups.watch_first_container(pod)
     return None if before is None or created is None else PendingStart(pod, created, before)
 
 

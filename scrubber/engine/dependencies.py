@@ -20,7 +20,7 @@ from scrubber.ports.device import (
     Settings,
     Telemetry,
 )
-from scrubber.ports.node import Assignments, Containers, Owners
+from scrubber.ports.node import Assignments, Containers, Owners, PodCgroups
 from scrubber.ports.record import AuditLog, Certificates, Journal, Ledger, Signer
 from scrubber.ports.runtime import NOOP_TRACER, Clock, Tracer
 
@@ -47,6 +47,7 @@ class Dependencies:
     diagnostics: Diagnostics
     assignments: Assignments
     containers: Containers
+    pod_cgroups: PodCgroups
     owners: Owners
     ledger: Ledger
     audit_log: AuditLog

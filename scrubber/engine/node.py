@@ -67,7 +67,10 @@ class Node:
         self._ids = ResourceIds()
         self._refusals = RefusedStarts(dependencies.clock)
         self.pods = PodTracker(
-            assignments=dependencies.assignments, containers=dependencies.containers, clock=dependencies.clock
+            assignments=dependencies.assignments,
+            containers=dependencies.containers,
+            pod_cgroups=dependencies.pod_cgroups,
+            clock=dependencies.clock,
         )
         self.devices = Devices(
             dependencies=dependencies, pods=self.pods, resources=self._ids.resources_of, on_change=self._publish

@@ -19,10 +19,17 @@ from scrubber.domain.assignment import (
 )
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.handover_kind import Basis
-from scrubber.domain.pods import PodLiveness, PodState, own_pod_liveness, pod_liveness, unreadable_pod_liveness
+from scrubber.domain.pods import (
+    PodLiveness,
+    PodState,
+    has_ended,
+    own_pod_liveness,
+    pod_liveness,
+    unreadable_pod_liveness,
+)
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant
-from scrubber.ports.node import Assignments, Containers
+from scrubber.ports.node import Assignments, Containers, PodCgroups
 from scrubber.ports.runtime import Clock
 
 __all__ = ["PodTracker"]
@@ -35,9 +42,12 @@ class PodTracker:
     its pod is tracked. All of it is lost when the service ends, which only makes proofs take longer.
     """
 
-    def __init__(self, *, assignments: Assignments, containers: Containers, clock: Clock) -> None:
+    def __init__(
+        self, *, assignments: Assignments, containers: Containers, pod_cgroups: PodCgroups, clock: Clock
+    ) -> None:
         self._assignments = assignments
         self._containers = containers
+        self._pod_cgroups = pod_cgroups
         self._clock = clock
         self._absences: dict[Pod, PodAbsence] = {}
         self._first_processes: dict[Pod, dict[str, tuple[Process, int]]] = {}
@@ -215,6 +225,7 @@ class PodTracker:
         if pod == starting_pod:
             return PodLiveness(PodState.ALIVE if processes else PodState.OVER, processes)
         absence = self._absences.get(pod, PodAbsence())
+        ended = not everything and await self._has_ended(pod, grant)
         return pod_liveness(
             # Processes of the baseline may have been passed the device since (a sidecar, over a socket). They are
             # excluded only while nothing indicates that the pod is gone: its sandbox ends with it.
@@ -229,7 +240,19 @@ class PodTracker:
             grant_age=_age(grant, wall),
             leftover_grace_period=limits.leftover_grace_period,
             unknown_pod_idle_period=limits.unknown_pod_idle_period,
+            ended=ended,
         )
+
+    async def _has_ended(self, pod: Pod, grant: Grant) -> bool:
+        """Whether the kernel shows that ``pod``, which has no process, is over."""
+        if not grant.started:
+            return False
+        try:
+            remaining = await self._pod_cgroups.remaining_cgroups(pod)
+        except Unreadable:
+            return False
+        seen = self._first_processes.get(pod, {})
+        return remaining is not None and has_ended(remaining, started=grant.started, seen=seen, sandbox=grant.baseline)
 
 
 def _sandbox_now(everything: Collection[Process], grant: Grant, *, held: bool) -> tuple[Process, ...]:

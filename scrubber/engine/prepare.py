@@ -137,8 +137,8 @@ class DevicePreparation:
                 if left <= 0:
                     raise outcome or _being_scrubbed(controller)
                 if outcome is not None:
-                    await clock.sleep(min(pause, left))
-                    pause = min(_POLL_LAST, pause * 2)
+                    ended = await controller.occupancy.wait_for_end(min(pause, left))
+                    pause = _POLL_FIRST if ended else min(_POLL_LAST, pause * 2)
 
     async def _decide_once(self, reading: KubeletReading, span: Span) -> PreparedDevice | ScrubberError | None:
         """Run one round.
@@ -280,12 +280,9 @@ class DevicePreparation:
                 raise refusals.quarantined(device, decision.reason, public_message=controller.view.refusal_message)
 
     def _is_closed(self, grant: Grant, liveness: PodLiveness) -> bool:
-        """Whether the pod of ``grant`` is over and proved absent from the kubelet's lists: nothing to wait for."""
-        return (
-            liveness.state is PodState.OVER
-            and grant.pod is not None
-            and self._requested.controller.pods.is_absent(grant.pod)
-        )
+        """Whether the pod of ``grant`` has ended, or is over and absent from the kubelet's lists: nothing to wait for."""
+        absent = grant.pod is not None and self._requested.controller.pods.is_absent(grant.pod)
+        return liveness.state is PodState.OVER and (liveness.ended or absent)
 
     async def _allow_recovery(
         self, controller: DeviceController, record: DeviceRecord, starting_pod: Pod | None

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from scrubber.domain.assignment import KubeletReading, Pod, Process
 from scrubber.domain.infrastructure import ProcessOwner
+from scrubber.domain.pods import RemainingCgroups
 
-__all__ = ["Assignments", "Containers", "Owners"]
+__all__ = ["Assignments", "Containers", "Owners", "PodCgroups"]
 
 
 class Assignments(Protocol):
@@ -48,14 +49,6 @@ class Containers(Protocol):
             Unreadable: the process exists, but its pod cannot be determined.
         """
 
-    def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
-        """Return a future of the name of the first container that a runtime creates in ``pod`` after this call.
-
-        The name has the form of :attr:`~scrubber.domain.assignment.Process.container`. The future stays pending until a
-        container is created; cancel it to stop watching. Returns None where the creation of a container cannot be
-        observed. Precondition: ``pod.uid`` is known.
-        """
-
     async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         """Kill ``leftovers`` and what they fork; return those still alive ``deadline`` seconds after the signal.
 
@@ -81,6 +74,32 @@ class Containers(Protocol):
 
     def not_covered(self) -> tuple[str, ...]:
         """What this way of identifying containers cannot detect; empty with cgroups."""
+
+
+class PodCgroups(Protocol):
+    """How containers begin and end, as the kernel shows it. Precondition of all: ``pod.uid`` is known."""
+
+    def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
+        """Return a future of the name of the first container that a runtime creates in ``pod`` after this call.
+
+        The name has the form of :attr:`~scrubber.domain.assignment.Process.container`. The future stays pending until a
+        container is created; cancel it to stop watching. Returns None where the creation of a container cannot be
+        observed.
+        """
+
+    def watch_end(self, pod: Pod) -> asyncio.Future[None] | None:
+        """Return a future that is done when a container of ``pod``, or the last one, has ended after this call.
+
+        That is a reason to look, and proves nothing. Cancel it to stop watching. Returns None where the end of a
+        container cannot be observed.
+        """
+
+    async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
+        """Return which cgroups are left of ``pod``; None where containers are not identified by cgroups.
+
+        Raises:
+            Unreadable: that cannot be determined.
+        """
 
 
 class Owners(Protocol):

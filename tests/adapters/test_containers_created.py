@@ -1,4 +1,4 @@
-"""The first container created in a pod after a given moment, as the kernel reports it: real cgroups, v2 and v1."""
+"""How containers of a pod begin and end, as the kernel reports it: real cgroups, v2 and v1."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from scrubber.adapters.cgroups import CgroupContainers
 from scrubber.adapters.kubelet.pod_logs import count_container_starts
 from scrubber.domain.assignment import Pod
+from scrubber.domain.pods import RemainingCgroups
 from tests.pods import CGROUP_WAYS, DEADLINE, CgroupGround, ground_of, new_pod
 
 
@@ -84,6 +85,56 @@ async def test_all_waiters_for_one_pod_are_notified_and_cancelling_one_stops_no_
 async def test_pod_without_a_cgroup_cannot_be_watched_for_its_first_container(ground: CgroupGround) -> None:
     containers = ground.containers()
     assert containers.watch_first_container(new_pod()) is None
+    containers.close()
+
+
+async def test_removal_of_a_container_is_reported_and_what_is_left_of_the_pod_can_be_read(ground: CgroupGround) -> None:
+    pod = new_pod()
+    containers = containers_of(ground, pod, "sandbox", "main")
+    ended = containers.watch_end(pod)
+    assert ended is not None
+    for cgroup in ground.cgroups(pod, "main"):
+        cgroup.rmdir()
+    await asyncio.wait_for(ended, DEADLINE)
+    assert await containers.remaining_cgroups(pod) == RemainingCgroups(True, frozenset({"sandbox"}))
+    containers.close()
+
+
+async def test_removal_of_the_pods_own_cgroup_is_reported(ground: CgroupGround) -> None:
+    pod = new_pod()
+    containers = containers_of(ground, pod, "sandbox")
+    for cgroup in ground.cgroups(pod, "sandbox"):
+        cgroup.rmdir()
+    ended = containers.watch_end(pod)
+    assert ended is not None
+    for cgroup in ground.cgroups(pod, "sandbox"):
+        cgroup.parent.rmdir()
+    await asyncio.wait_for(ended, DEADLINE)
+    assert await containers.remaining_cgroups(pod) == RemainingCgroups(False)
+    containers.close()
+
+
+async def test_end_of_the_last_process_is_reported_before_its_cgroup_is_removed(ground: CgroupGround) -> None:
+    pod = new_pod()
+    containers = containers_of(ground, pod, "main")
+    if not any((cgroup / "cgroup.events").exists() for cgroup in ground.cgroups(pod, "main")):
+        assert await containers.remaining_cgroups(pod) == RemainingCgroups(True, frozenset({"main"}))
+        return  # v1 does not report it: the removal of the container's cgroup does
+    process = await asyncio.create_subprocess_exec("sleep", "inf")
+    for cgroup in ground.cgroups(pod, "main"):
+        (cgroup / "cgroup.procs").write_text(f"{process.pid}\n")
+    ended = containers.watch_end(pod)
+    assert ended is not None
+    process.kill()
+    await process.wait()
+    await asyncio.wait_for(ended, DEADLINE)
+    assert await containers.processes(pod) == ()
+    containers.close()
+
+
+async def test_pod_without_a_cgroup_cannot_be_watched_for_its_end(ground: CgroupGround) -> None:
+    containers = ground.containers()
+    assert containers.watch_end(new_pod()) is None
     containers.close()
 
 

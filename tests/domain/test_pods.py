@@ -7,7 +7,14 @@ from collections.abc import Mapping
 import pytest
 
 from scrubber.domain.assignment import PodAbsence, Process
-from scrubber.domain.pods import PodLiveness, PodState, pod_liveness, unreadable_pod_liveness
+from scrubber.domain.pods import (
+    PodLiveness,
+    PodState,
+    RemainingCgroups,
+    has_ended,
+    pod_liveness,
+    unreadable_pod_liveness,
+)
 from tests.simulation.samples import process
 
 MAIN, CHILD = process(20), process(21)
@@ -118,3 +125,53 @@ def test_unreadable_pod_is_alive_until_its_absence_is_proved_and_its_grace_perio
     assert where.state is state
     assert where.unreadable is (state is PodState.LEFTOVER)
     assert where.processes == ()
+
+
+# -- ended, by the kernel's evidence -----------------------------------------------------------------------------------
+
+NO_CONTAINER = RemainingCgroups(True)
+"""The pod's own cgroup is left."""
+REMOVED = RemainingCgroups(False)
+
+
+def ended(
+    remaining: RemainingCgroups, *, started: str = "main", seen: frozenset[str] = frozenset(), sandbox: bool = True
+) -> bool:
+    return has_ended(remaining, started=started, seen=seen, sandbox=(process(1),) if sandbox else ())
+
+
+def test_pod_has_ended_when_neither_its_container_nor_its_sandbox_is_left() -> None:
+    assert ended(NO_CONTAINER)
+
+
+def test_pod_whose_granted_start_was_not_observed_has_not_ended_because_the_start_may_still_happen() -> None:
+    assert not ended(NO_CONTAINER, started="")
+    assert not ended(REMOVED, started="")
+
+
+def test_container_cgroup_without_a_process_may_be_about_to_get_its_first_one() -> None:
+    created = RemainingCgroups(True, frozenset({"main"}))
+    assert not ended(created)
+    assert ended(created, seen=frozenset({"main"}))
+
+
+def test_pod_without_a_sandbox_has_ended_only_when_the_kubelet_has_removed_its_cgroup() -> None:
+    assert not ended(NO_CONTAINER, sandbox=False)
+    assert ended(REMOVED, sandbox=False)
+
+
+def test_ended_pod_is_over_although_the_kubelet_lists_it() -> None:
+    where = pod_liveness(
+        (),
+        PodAbsence(),
+        listed=True,
+        trusted=True,
+        sandbox=False,
+        first_processes={},
+        now=101.0,
+        grant_age=0.1,
+        leftover_grace_period=30.0,
+        unknown_pod_idle_period=5.0,
+        ended=True,
+    )
+    assert where == PodLiveness(PodState.OVER, ended=True)

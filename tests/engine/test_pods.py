@@ -9,7 +9,7 @@ from scrubber.adapters.clock import SystemClock
 from scrubber.domain.assignment import Assignment, KubeletReading, Pod, Process, Trust
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.handover_kind import Basis, HandOverKind
-from scrubber.domain.pods import PodLiveness, PodState
+from scrubber.domain.pods import PodLiveness, PodState, RemainingCgroups
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import Grant
 from scrubber.engine.pods import PodTracker
@@ -28,6 +28,7 @@ class Node:
         self.at = 0.0
         self.running: tuple[Process, ...] | None = ()
         """None: they cannot be listed."""
+        self.cgroups: RemainingCgroups | None = None
 
     async def read(self) -> KubeletReading:
         self.at += 1.0
@@ -47,6 +48,12 @@ class Node:
 
     def watch_first_container(self, pod: Pod) -> None:
         return None
+
+    def watch_end(self, pod: Pod) -> None:
+        return None
+
+    async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
+        return self.cgroups
 
     async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return tuple(leftovers)
@@ -72,7 +79,7 @@ class Now(SystemClock):
 
 
 def watching(node: Node) -> PodTracker:
-    watch = PodTracker(assignments=node, containers=node, clock=Now(node))
+    watch = PodTracker(assignments=node, containers=node, pod_cgroups=node, clock=Now(node))
     watch.track([POD])
     return watch
 

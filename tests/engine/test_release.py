@@ -123,7 +123,65 @@ async def test_device_of_a_pod_adopted_between_two_of_its_containers_is_not_rele
         await kept(cluster, 60.0)
 
 
+@in_virtual_time
+async def test_device_is_not_released_between_a_grant_and_its_container_although_the_sandbox_has_ended() -> None:
+    async with simulated_cluster() as cluster:
+        tenant = await cluster.admit("acme", "train-0", starts_after=20.0)
+        assert tenant is not None
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.IN_USE)
+        assert tenant.sandbox is not None
+        cluster.process_table.end(tenant.sandbox)
+        await kept(cluster, 10.0)
+
+
+@in_virtual_time
+async def test_device_is_not_released_while_a_child_outlives_its_container_and_the_sandbox() -> None:
+    async with simulated_cluster() as cluster:
+        tenant = await started(cluster)
+        assert tenant.first is not None
+        assert tenant.sandbox is not None
+        child = cluster.process_table.fork(tenant.first)
+        await cluster.run(2.0)
+        backs_off(tenant)
+        cluster.kubelet.exit(tenant, again=True)
+        cluster.process_table.end(tenant.sandbox)
+        await kept(cluster, 10.0)
+        cluster.process_table.end(child)
+        await cluster.until(lambda: cluster.record().hygiene is not Hygiene.IN_USE, within=0.1)
+
+
 # -- at once after the last use, and joined ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trust", Trust)
+def test_device_is_released_when_its_pods_last_process_ends_whatever_the_kubelet_lists(trust: Trust) -> None:
+    @in_virtual_time
+    async def watch() -> None:
+        async with simulated_cluster() as cluster:
+            tenant = await started(cluster)
+            await cluster.run(2.0)
+            cluster.kubelet.trust = trust
+            backs_off(tenant)
+            cluster.kubelet.exit(tenant, again=True)
+            assert tenant.sandbox is not None
+            cluster.process_table.end(tenant.sandbox)
+            await cluster.until(lambda: cluster.record().hygiene is not Hygiene.IN_USE, within=0.1)
+
+    watch()
+
+
+@in_virtual_time
+async def test_start_that_waits_for_an_earlier_pod_begins_its_scrub_when_that_pods_last_process_ends() -> None:
+    async with simulated_cluster(devices=1) as cluster:
+        first = await started(cluster)
+        await cluster.run(2.0)
+        cluster.kubelet.force_delete(first, lives_on=5.0)
+        second = await admitted(cluster)
+        call = request_start(cluster, second)
+        await cluster.until(lambda: first.first is None or not first.first.alive, within=6.0)
+        await cluster.until(lambda: bool(cluster.erasers.running), within=0.1)
+        (granted,) = await call
+        assert granted.path is PathKind.SLOW
 
 
 @in_virtual_time

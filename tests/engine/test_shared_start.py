@@ -32,9 +32,10 @@ async def test_shared_start_of_a_pod_that_only_the_checkpoint_names_is_refused()
 
 
 @in_virtual_time
-async def test_grant_of_a_pod_missing_from_one_kubelet_list_is_kept_by_the_next_shared_start() -> None:
+async def test_grant_of_a_pod_without_cgroups_missing_from_one_kubelet_list_is_kept_by_the_next_shared_start() -> None:
     """One list proves nothing: the pod may be in the next one, and its bytes are still there."""
     async with shared_device_cluster() as cluster:
+        cluster.process_table.has_cgroups = False
         await cluster.start("acme", "train-0", cluster.share(0))
         left = await cluster.start("acme", "train-1", cluster.share(1))
         second_pod = await cluster.admit_shares("acme", "train-2", cluster.share(2), starts=False)

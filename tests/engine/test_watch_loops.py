@@ -61,10 +61,11 @@ async def test_device_is_not_released_while_a_pod_process_that_does_not_hold_the
 
 
 @pytest.mark.parametrize("trust", [Trust.UNREADABLE, Trust.EMPTY_AFTER_RESTART])
-def test_device_is_not_released_on_an_untrusted_kubelet_list(trust: Trust) -> None:
+def test_device_of_a_pod_without_cgroups_is_not_released_on_an_untrusted_kubelet_list(trust: Trust) -> None:
     @in_virtual_time
     async def release_it() -> None:
         async with simulated_cluster() as cluster:
+            cluster.process_table.has_cgroups = False
             tenant = await running(cluster)
             cluster.kubelet.trust = trust
             cluster.kubelet.delete(tenant)

@@ -63,6 +63,7 @@ ACTS: Mapping[str, tuple[int, Draw]] = {
     "a_child_exits_by_itself": (1, _some(choice=range(6))),
     "the_kubelet_gives_up_a_call_and_asks_again": (2, _some(choice=range(6))),
     "the_kubelet_can_be_trusted_or_not": (2, _some(trust=("trusted", "trusted", "unreadable", "empty-after-restart"))),
+    "the_end_of_containers_is_observed_or_not": (1, _some(observed=(True, False))),
     "a_device_fails": (2, _some(number=range(DEVICES), fault=FAULTS, reported=(True, False))),
     "a_device_leaves_the_node_or_comes_back": (
         2,

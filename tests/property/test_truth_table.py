@@ -563,6 +563,7 @@ class Stage:
             assert first.sandbox is not None
             self._in_the_way.append(first.sandbox)
         else:
+            cluster.process_table.has_cgroups = False  # so that the device is not released before the request
             cluster.kubelet.delete(first)
         return await self._admitted()
 

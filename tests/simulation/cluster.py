@@ -154,6 +154,7 @@ class SimulatedCluster:
             diagnostics=SimulatedDiagnostics(life, self.process_table),
             assignments=SimulatedAssignments(life, self.kubelet),
             containers=containers,
+            pod_cgroups=containers,
             owners=SimulatedOwners(self.process_table, self.kubelet),
             ledger=ledger,
             audit_log=ledger,

@@ -12,6 +12,7 @@ from scrubber.domain.diagnostics import DiagnosticCheck, DiagnosticLevel
 from scrubber.domain.errors import DeviceBusy, DeviceFault, DeviceLost, DriverTimeout, Unavailable, Unreadable
 from scrubber.domain.evidence import ScrubRecord
 from scrubber.domain.infrastructure import ProcessOwner
+from scrubber.domain.pods import RemainingCgroups
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, Signal, Snapshot
 from scrubber.ports.record import Event
@@ -314,6 +315,22 @@ class SimulatedContainers:
         self._life.check()
         assert pod.uid is not None
         return None if pod.uid in self._unreadable else self._process_table.first_container(pod.uid)
+
+    def watch_end(self, pod: Pod) -> asyncio.Future[None] | None:
+        self._life.check()
+        assert pod.uid is not None
+        watched = self._process_table.has_cgroups and pod.uid not in self._unreadable
+        return self._process_table.next_end(pod.uid) if watched else None
+
+    async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
+        self._life.check()
+        await asyncio.sleep(0)
+        self._life.check()
+        if pod.uid in self._unreadable:
+            raise Unreadable("the pod's control group cannot be read")
+        if not self._process_table.has_cgroups:
+            return None
+        return RemainingCgroups(True, frozenset(proc.container for proc in self._process_table.living(pod.uid)))
 
     async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         self._life.check()

@@ -187,14 +187,19 @@ class ProcessTable:
 
     Args:
         opened: called whenever a process opens a device, before it holds it.
+
+    Attributes:
+        has_cgroups: whether containers are identified by cgroups, whose removal is observed.
     """
 
     def __init__(self, gpus: list[Gpu], opened: Callable[[Proc, Gpu], None]) -> None:
         self.gpus = {each.id: each for each in gpus}
         self.procs: dict[int, Proc] = {}
+        self.has_cgroups = True
         self._opened = opened
         self._next_pid = 1000
         self._created: dict[str, list[tuple[asyncio.Future[str], set[str]]]] = {}
+        self._ended: dict[str, list[asyncio.Future[None]]] = {}
 
     def start(self, pod: str | None, container: str, label: str, **facts: object) -> Proc:
         """Start a process; it has nothing open yet."""
@@ -215,6 +220,12 @@ class ProcessTable:
         self._created.setdefault(pod, []).append((future, known))
         return future
 
+    def next_end(self, pod: str) -> asyncio.Future[None]:
+        """Return a future that is done when a process of ``pod`` ends from now on."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended.setdefault(pod, []).append(future)
+        return future
+
     def fork(self, parent: Proc) -> Proc:
         """Fork a child of ``parent``: same container, same open devices."""
         child = self.start(parent.pod, parent.container, parent.label, mounted=parent.mounted)
@@ -227,6 +238,9 @@ class ProcessTable:
             return False
         proc.alive = False
         proc.holds.clear()
+        for future in self._ended.pop(proc.pod or "", []):
+            if not future.done():
+                future.set_result(None)
         return True
 
     def living(self, pod: str | None = None) -> Iterator[Proc]:

@@ -245,6 +245,9 @@ class Scenario:
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
+    def the_end_of_containers_is_observed_or_not(self, observed: bool) -> None:
+        self.cluster.process_table.has_cgroups = observed
+
     def the_kubelet_can_be_trusted_or_not(self, trust: str) -> None:
         self.cluster.kubelet.trust = Trust(trust)
 

@@ -16,7 +16,7 @@ from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.loops.health import follow_signals, watch_health
 from scrubber.engine.loops.inventory import watch_inventory
-from scrubber.engine.loops.pods import watch_pods
+from scrubber.engine.loops.pods import follow_pod_ends, watch_pods
 from scrubber.engine.loops.reconcile import add_device, reconcile
 from scrubber.engine.loops.recovery import run_recovery_loops
 from scrubber.engine.loops.usage import watch_use
@@ -122,6 +122,7 @@ class Service:
             group.create_task(self.node.follow_pauses(), name="published pauses")
             group.create_task(run_recovery_loops(self.node, dependencies=tools), name="tending")
             group.create_task(watch_pods(self.node, dependencies=tools, interval=pace.watch), name="pods")
+            group.create_task(follow_pod_ends(self.node, dependencies=tools), name="pod ends")
             group.create_task(
                 watch_use(self.node, dependencies=tools, interval=pace.watch, random_fraction=pace.draw), name="use"
             )

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from scrubber.adapters.cgroups.creation import CreationWatcher
 from scrubber.adapters.cgroups.hierarchy import hierarchy_of, sibling_hierarchies
 from scrubber.adapters.cgroups.interface_files import frozen, kill_file, write_interface_file
 from scrubber.adapters.cgroups.kill_cgroup import PodKiller
@@ -29,9 +28,11 @@ from scrubber.adapters.cgroups.reader_threads import ReaderThreads
 from scrubber.adapters.cgroups.tally import MAX_PROCESSES, CgroupTally, TooManyProcesses
 from scrubber.adapters.cgroups.terminate import LeftoverProof, PodSnapshot, ProcessIdentity, kill_if_in_pod, terminate
 from scrubber.adapters.cgroups.tree import CgroupTree, child_cgroups, is_populated
+from scrubber.adapters.cgroups.watcher import CgroupWatcher
 from scrubber.adapters.kernel_text import cgroup_paths
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import Unavailable, Unreadable
+from scrubber.domain.pods import RemainingCgroups
 
 __all__ = ["CgroupContainers"]
 
@@ -48,7 +49,7 @@ CgroupLocation = tuple[CgroupTree, Path]
 
 
 class CgroupContainers:
-    """:class:`scrubber.ports.node.Containers` by cgroups: v2, v1, or both side by side.
+    """:class:`scrubber.ports.node.Containers` and ``PodCgroups`` by cgroups: v2, v1, or both side by side.
 
     Args:
         root: directory of a cgroup hierarchy below which the kubelet keeps ``kubepods`` (``discover_root``). The same
@@ -72,7 +73,7 @@ class CgroupContainers:
         self._snapshots: OrderedDict[str, PodSnapshot] = OrderedDict()
         self._reader_threads = ReaderThreads(_THREADS, "containers")
         self._kill_lock = asyncio.Lock()
-        self._creations = CreationWatcher()
+        self._watcher = CgroupWatcher()
 
     async def processes(self, pod: Pod) -> tuple[Process, ...]:
         snapshot = await self.snapshot(pod)
@@ -96,9 +97,19 @@ class CgroupContainers:
         try:
             # Every hierarchy has the same names; one of them has the pod before the first PreStart.
             found = next((cgroups for tree in self._trees if (cgroups := tree.pod_cgroups(_require_uid(pod)))), ())
-            return self._creations.watch_first(found) if found else None
+            return self._watcher.watch_first(found) if found else None
         except (OSError, Unreadable):
             return None
+
+    def watch_end(self, pod: Pod) -> asyncio.Future[None] | None:
+        try:
+            found = [cgroup for tree in self._trees for cgroup in tree.pod_cgroups(_require_uid(pod))]
+            return self._watcher.watch_end(found) if found else None
+        except (OSError, Unreadable):
+            return None
+
+    async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
+        return await self._reader_threads(self._remaining_cgroups, _require_uid(pod))
 
     async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return await terminate(self, self._proc, pod, leftovers, deadline, self._snapshots.get(_require_uid(pod)))
@@ -122,7 +133,7 @@ class CgroupContainers:
 
     def close(self) -> None:
         """Stop reading and signalling processes."""
-        self._creations.close()
+        self._watcher.close()
         self._reader_threads.close()
 
     def not_covered(self) -> tuple[str, ...]:
@@ -264,6 +275,12 @@ class CgroupContainers:
         if not anywhere:
             self._refuse_another_hierarchy(uid)
         return _without_duplicates(found)
+
+    def _remaining_cgroups(self, uid: str) -> RemainingCgroups:
+        own = [directory for tree in self._trees for directory in tree.pod_cgroups(uid)]
+        containers = [path for directory in own for path in child_cgroups(directory)]
+        containers += [path for tree in self._trees for path in tree.stray_containers(uid)]
+        return RemainingCgroups(bool(own), frozenset(path.name for path in containers))
 
     def _refuse_another_hierarchy(self, uid: str) -> None:
         """Raise if the root contains no pods and a process of the node is in pod ``uid``: the root may be wrong.

@@ -26,6 +26,7 @@ from scrubber.adapters.cgroups.terminate import LeftoverProof, PodSnapshot, Proc
 from scrubber.adapters.kernel_text import ProcStat
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import Unreadable
+from scrubber.domain.pods import RemainingCgroups
 
 __all__ = ["CONTAINER_MARKER", "POD_MARKER", "RUN_MARKER", "MarkerContainers"]
 
@@ -86,6 +87,12 @@ class MarkerContainers:
 
     def watch_first_container(self, pod: Pod) -> asyncio.Future[str] | None:
         return None  # nothing reports the appearance of a marker
+
+    def watch_end(self, pod: Pod) -> asyncio.Future[None] | None:
+        return None
+
+    async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
+        return None
 
     async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         return await terminate(self, self._proc, pod, leftovers, deadline, self._snapshots.get(_require_uid(pod)))

@@ -67,6 +67,7 @@ _GRANT = dataclass_codec(
     basis=enum_codec(Basis),
     baseline=tuple_of(_PROCESS),
     cgroups=tuple_of(TEXT),
+    started=TEXT,
 )
 
 _CERTIFICATE = dataclass_codec(

@@ -5,9 +5,10 @@ Only these checks release or adopt a device, or void its certificate for unautho
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from scrubber.domain.assignment import Assignment, Pod, Process
@@ -123,6 +124,29 @@ class Occupancy:
         self.holders: tuple[NamedHolder, ...] = ()
         self._users: tuple[NamedHolder, ...] = ()
         self._found_by_scrub: tuple[NamedHolder, ...] = ()
+        self._container_ended = asyncio.Event()
+        self._waiting_starts = 0
+
+    @property
+    def has_waiting_start(self) -> bool:
+        """Whether a start waits in :meth:`wait_for_end`."""
+        return self._waiting_starts > 0
+
+    def note_container_end(self) -> None:
+        """Note that a container of a pod that has the device ended: starts that wait decide again at once."""
+        self._container_ended.set()
+        self._container_ended = asyncio.Event()
+
+    async def wait_for_end(self, seconds: float) -> bool:
+        """Wait ``seconds``, or until :meth:`note_container_end`; return whether that was called."""
+        ended, self._waiting_starts = self._container_ended, self._waiting_starts + 1
+        try:
+            with suppress(TimeoutError):
+                async with self._dependencies.clock.timeout(seconds):
+                    await ended.wait()
+        finally:
+            self._waiting_starts -= 1
+        return ended.is_set()
 
     async def is_held(self) -> bool:
         """Return whether a process holds the device now; track for how long none did.

@@ -1,4 +1,8 @@
-"""Watches the pods of the node: detects releases, restarts of the kubelet and assignments made by others."""
+"""Watches the pods of the node: detects releases, restarts of the kubelet and assignments made by others.
+
+A release is detected when the kernel reports the end of a pod's containers, and otherwise, at regular intervals, when the
+kubelet no longer lists the pod.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from scrubber.engine.loops.health import run_check
 from scrubber.engine.node import Node
 from scrubber.ports.record import Event
 
-__all__ = ["watch_pods"]
+__all__ = ["follow_pod_ends", "watch_pods"]
 
 
 async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float) -> None:
@@ -51,6 +55,46 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
                 await node.pod_check_requested.wait()
         except TimeoutError:
             continue
+
+
+async def follow_pod_ends(node: Node, *, dependencies: Dependencies) -> None:
+    """Release devices as soon as the kernel shows that their pods have ended."""
+    following: dict[Pod, asyncio.Task[None]] = {}
+    version = 0
+    async with asyncio.TaskGroup() as group:
+        while True:
+            pods = {
+                grant.pod
+                for record in node.devices.records()
+                if record.hygiene is Hygiene.IN_USE
+                for grant in record.open_grants
+                if grant.pod is not None and grant.pod.uid is not None
+            }
+            for pod in following.keys() - pods:
+                following.pop(pod).cancel()
+            for pod in pods:
+                if pod not in following:
+                    following[pod] = group.create_task(
+                        _follow_pod_end(node, pod, dependencies), name=f"end of pod {pod.uid}"
+                    )
+            version = (await node.wait_for_change(version)).version
+
+
+async def _follow_pod_end(node: Node, pod: Pod, dependencies: Dependencies) -> None:
+    """Check the devices of ``pod`` now and whenever one of its containers ends."""
+    while (ended := dependencies.pod_cgroups.watch_end(pod)) is not None:
+        try:
+            checks = [
+                run_check(controller, partial(_note_container_end, controller, dependencies))
+                for controller in node.devices.controllers.values()
+                if any(grant.pod == pod for grant in controller.state.record.open_grants)
+            ]
+            await asyncio.gather(*checks)
+            await asyncio.wait({ended})
+        finally:
+            ended.cancel()
+        if ended.cancelled():
+            return  # the service no longer watches
 
 
 # See docs/decisions/0011-containers-that-start-without-the-gate.md.
@@ -115,6 +159,21 @@ async def _report_other_assignments(
 async def _check_pods(controller: DeviceController, reading: KubeletReading, dependencies: Dependencies) -> None:
     await controller.health.end_expired_break_glass()
     await _name_last_grant(controller, reading, dependencies)
+    # Only here: two samples in quick succession could take a helper of the runtime for a container's first process.
+    for grant in controller.state.record.open_grants if controller.state.record.hygiene is Hygiene.IN_USE else ():
+        await controller.pods.sample_processes(grant)
+    await _release_if_over(controller, dependencies)
+
+
+async def _note_container_end(controller: DeviceController, dependencies: Dependencies) -> None:
+    """Release the device if its pods have ended, unless a start waits: that one decides whether a scrub is needed."""
+    if controller.occupancy.has_waiting_start:
+        controller.occupancy.note_container_end()
+    else:
+        await _release_if_over(controller, dependencies)
+
+
+async def _release_if_over(controller: DeviceController, dependencies: Dependencies) -> None:
     record = controller.state.record
     if record.hygiene is Hygiene.IN_USE and await _is_released(controller, dependencies):
         await controller.occupancy.release(record)
@@ -150,21 +209,19 @@ async def _name_last_grant(controller: DeviceController, reading: KubeletReading
 
 
 async def _is_released(controller: DeviceController, dependencies: Dependencies) -> bool:
-    """Whether every pod that was granted the device is no longer listed by the kubelet, and over or a proved leftover.
+    """Whether every pod that was granted the device has ended, or is no longer listed and over or a proved leftover.
 
     A pod that no source names may be anywhere: its device is released only by the next hand-over, except when the
     device is out of service and was not seen held for the idle period of unknown pods. Otherwise it could never return
     to service.
     """
-    for grant in controller.state.record.open_grants:
-        await controller.pods.sample_processes(grant)
     standings = await controller.occupancy.pod_liveness()
     for grant, where in standings:
         if where.state is PodState.ALIVE:
             return False
         if grant.pod is None and controller.state.record.advertised:
             return False
-        if grant.pod is not None and not controller.pods.is_absent(grant.pod):
+        if grant.pod is not None and not where.ended and not controller.pods.is_absent(grant.pod):
             return False
     if not standings:
         return False
