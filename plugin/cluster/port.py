@@ -107,7 +107,7 @@ class LeaseState:
     """A Lease of ``coordination.k8s.io``.
 
     Attributes:
-        holder: who has it; empty: free.
+        holder: identity of its holder; empty if it is free.
         seconds: for how long after its last renewal it is valid.
         renewed_at: the holder's time of that; None: never.
         transitions: how often the holder has changed.
