@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
 from scrubber.domain.assignment import Trust
-from scrubber.domain.device import Device
 from scrubber.domain.evidence import FindingCode, Outcome, ScrubTrigger
 from scrubber.domain.policy import Limits, UnauthorizedUseAction
 from scrubber.domain.states import Health, Hygiene
-from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
+from scrubber.domain.telemetry import HolderKind
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
 from tests.simulation.process_table import Proc
 from tests.simulation.start_requests import admitted, request_start, started
@@ -52,19 +50,13 @@ async def test_certificate_of_a_scrub_beside_a_monitoring_agent_names_the_agent(
 @in_virtual_time
 async def test_certificate_lists_the_memory_that_a_driver_uses_as_not_covered() -> None:
     async with simulated_cluster(devices=1) as cluster:
-        assert cluster.service is not None
-        holders = cluster.service.dependencies.holders
-        daemon = Holder(7, 1, HolderKind.INFRASTRUCTURE, "daemon", "nvidia-fabricmanager.service", 4096)
-
-        async def found(device: Device, pod_uids: Collection[str] = (), scrub: str | None = None) -> HolderReport:
-            return HolderReport((daemon,))
-
-        holders.list_holders = found  # type: ignore[method-assign]
+        proc = agent(cluster, HolderKind.INFRASTRUCTURE)
+        proc.memory_bytes = 4096
         job = await cluster.controller().scrubs.start(ScrubTrigger.ON_DEMAND)
         assert (await job.wait()).outcome is Outcome.PASSED
         certificate = cluster.record().certificate
         assert certificate is not None
-        assert "memory: 4096 bytes in use by nvidia-fabricmanager.service (PID 7)" in certificate.not_covered
+        assert f"memory: 4096 bytes in use by gpu-operator/exporter-x (PID {proc.pid})" in certificate.not_covered
 
 
 @in_virtual_time
