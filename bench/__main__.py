@@ -9,13 +9,27 @@ import argparse
 import asyncio
 import contextlib
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import allocation, clearing, fault, footprint, hand_over, machine, recovery, release, scrape, starting, storm
+from bench import (
+    allocation,
+    clearing,
+    fault,
+    footprint,
+    hand_over,
+    machine,
+    recovery,
+    release,
+    scrape,
+    several_devices,
+    starting,
+    storm,
+)
 from bench.echo import Echo
 from bench.figures import Amount, Timing
 from bench.node import BenchNode, other_processes
@@ -23,11 +37,16 @@ from bench.report import SCHEMA, Report, dump, load, render
 from bench.targets import evaluate_targets
 from scrubber import __version__
 from scrubber.emulator.pods import EmulatedPod
+from tests.integration.nvidia_stage import NvidiaStage
 
 HERE = Path(__file__).parent
-_GPU_MEMORY = "256MiB"
+_GPU_MIB = 256
+_GPU_MEMORY = f"{_GPU_MIB}MiB"
 _LOAD_DEVICES = 4
+_TAKE_OVER_MEMORY = "48MiB"
+_TAKE_OVER_DEVICES = (1, 8)
 _STORM_DEVICES = 8
+_XID_GPUS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +61,15 @@ class BenchSize:
     other_processes: int
     allocations: int
     faults: int
+    xids: int
     idle_seconds: float
     """Seconds."""
     starts: int
     scrubs: int
     releases: int
+    waiting: int
+    """Hand-overs that wait for the end of the earlier pod."""
+    take_overs: int
     scrapes: int
     restarts: int
     recoveries: int
@@ -64,10 +87,13 @@ FULL = BenchSize(
     other_processes=2000,
     allocations=1000,
     faults=64,
+    xids=104,
     idle_seconds=20.0,
     starts=7,
     scrubs=8,
-    releases=20,
+    releases=112,
+    waiting=104,
+    take_overs=12,
     scrapes=200,
     restarts=40,
     recoveries=5,
@@ -82,10 +108,13 @@ QUICK = BenchSize(
     other_processes=500,
     allocations=100,
     faults=16,
+    xids=16,
     idle_seconds=2.0,
     starts=2,
     scrubs=2,
-    releases=3,
+    releases=16,
+    waiting=4,
+    take_overs=1,
     scrapes=20,
     restarts=8,
     recoveries=1,
@@ -111,6 +140,9 @@ class BenchRun:
         await self._sixteen_devices(fault.quick_recovery(scratch))
         for devices in self.extent.devices:
             await self._scaling(devices, fault.quick_recovery(scratch))
+        await self._clearing()
+        await self._take_overs()
+        await self._xids(fault.quick_recovery(scratch))
         await self._load()
         await self._recoveries()
         await self._storm()
@@ -136,7 +168,9 @@ class BenchRun:
                 )
             )
             self.log_progress(f"{extent.releases} releases")
-            self.timings.append(await release.release_to_clean(node, releases=extent.releases))
+            self.timings += await release.releases(node, echo, samples=extent.releases)
+            self.log_progress(f"{extent.waiting} hand-overs that wait")
+            self.timings += await release.waiting_hand_overs(node, echo, samples=extent.waiting)
 
             pods: list[EmulatedPod] = []
             for count in extent.pods:
@@ -222,6 +256,33 @@ class BenchRun:
                     node, name=f"scrape.devices-{devices}", title=title, samples=self.extent.scrapes
                 )
             )
+
+    async def _clearing(self) -> None:
+        self.log_progress(f"the simulated eraser beside memset and memcmp, {_GPU_MEMORY}")
+        self.timings += await clearing.eraser_speed(mebibytes=_GPU_MIB, scrubs=4 * self.extent.scrubs)
+
+    async def _take_overs(self) -> None:
+        few, many = _TAKE_OVER_DEVICES
+        self.log_progress(f"pods take over {few} and {many} devices of {_TAKE_OVER_MEMORY}")
+        async with (
+            BenchNode.start(few, memory=_TAKE_OVER_MEMORY) as small,
+            BenchNode.start(many, memory=_TAKE_OVER_MEMORY) as large,
+        ):
+            timings, ratio = await several_devices.take_over(
+                (small, large), memory=_TAKE_OVER_MEMORY, rounds=self.extent.take_overs
+            )
+        self.timings += timings
+        self.amounts.append(ratio)
+
+    async def _xids(self, policy: Path) -> None:
+        if shutil.which("gcc") is None:
+            self.log_progress("no gcc, which compiles the stand-in for NVIDIA's driver: XIDs are not measured")
+            return
+        self.log_progress(f"{self.extent.xids} XIDs on {_XID_GPUS} GPUs of the stand-in for NVIDIA's driver")
+        stage = NvidiaStage(gpus=_XID_GPUS, policy=str(policy), serve=("--poll-interval", "1s"))
+        async with BenchNode.on(stage) as node, _echo(node) as echo:
+            self.amounts += footprint.event_children(node)
+            self.timings.append(await fault.xid_to_list(node, echo, stage.machine.gpus, xids=self.extent.xids))
 
     async def _load(self) -> None:
         extent = self.extent

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from bench.figures import Amount
 from bench.node import BenchNode
+from scrubber.adapters.nvidia.event_watch import EVENTS_MODULE
 
-__all__ = ["at_rest", "cpu_of_service", "per_call", "written_by_service"]
+__all__ = ["at_rest", "cpu_of_service", "event_children", "per_call", "written_by_service"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -89,6 +90,17 @@ async def per_call(
             "ms",
         )
         for family, first, last in zip(families, before, after, strict=True)
+    ]
+
+
+def event_children(node: BenchNode) -> list[Amount]:
+    """Return the number of the service's children that wait for events of NVIDIA GPUs, and their memory."""
+    service, _ = _families(node)
+    pids = [pid for pid in service.children if EVENTS_MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    title = f"{len(node.devices)} GPUs, stand-in for NVIDIA's driver"
+    return [
+        Amount("event-children", f"processes that wait for events, {title}", len(pids), ""),
+        Amount("event-children.pss", f"PSS of the processes that wait for events, {title}", _pss(pids), "MB"),
     ]
 
 

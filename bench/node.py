@@ -40,7 +40,7 @@ class BenchNode:
     Attributes:
         devices: ids, in the order of the devices' indices.
         plugin: the plugin's five calls.
-        metrics_port: the port of the service's metrics.
+        metrics_port: the port of the service's metrics; 0 if it serves none.
     """
 
     def __init__(self, stage: Playground, devices: Sequence[str], plugin: rpc.DevicePluginStub, metrics: int) -> None:
@@ -65,6 +65,13 @@ class BenchNode:
         )
         metrics = _free_port()
         stage.service.arguments = (*stage.service.arguments, "--metrics-address", f"127.0.0.1:{metrics}")
+        async with cls.on(stage, metrics) as node:
+            yield node
+
+    @classmethod
+    @asynccontextmanager
+    async def on(cls, stage: Playground, metrics: int = 0) -> AsyncIterator[BenchNode]:
+        """Run the node of ``stage``; ``metrics`` is the port of the service's metrics."""
         async with stage:
             await stage.start_daemons(_TIMEOUT)
             await stage.wait_until_clean(_TIMEOUT)

@@ -573,7 +573,7 @@ def _status_reader(
             devices=devices(),
             handovers_waiting=node.waiting_starts,
             erasers_busy=slots.busy,
-            erasers_free=slots.free,
+            erasers_free=node.devices.free_eraser_slots,
             erasers_waiting=slots.waiting,
             child_starts=dict(children.starts),
             children_abandoned=children.abandoned_total,

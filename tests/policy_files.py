@@ -126,7 +126,7 @@ FILES = st.builds(
             **LIMITS,
             hand_over=times(6, 25),
             driver_call=times(0.05, 5),
-            eraser_slots=st.integers(1, 256),
+            eraser_slots=st.integers(1, 256) | st.just("auto"),
             break_glass=times(0.01, 1e5),
         ),
         health=some(**HEALTH, tenant_quarantine_threshold=COUNTS),

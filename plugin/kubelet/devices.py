@@ -32,9 +32,9 @@ class ServiceVerdict(StrEnum):
     WITHHELD = "withheld"
     """Quarantined, or gone from the node; the device's ``refusal`` explains it."""
     HELD = "held"
-    """In service, but not to be handed over for now: a process without a grant holds it, or the node is yielded. It is
-    unhealthy, so that the kubelet assigns it to no further pod; an allocation that is already on its way is accepted,
-    because a refusal would fail its pod for good."""
+    """In service, but not to be handed over for now: a process without a grant holds it, its driver has just reported a
+    fault, or the node is yielded. It is unhealthy, so that the kubelet assigns it to no further pod; an allocation that
+    is already on its way is accepted, because a refusal would fail its pod for good."""
     UNKNOWN = "unknown"
     """No service was ready since this plugin saw the device first."""
 

@@ -393,7 +393,7 @@ def _seconds(declared: Declaration) -> ValueFormat:
 def _number(declared: Declaration) -> ValueFormat:
     assert declared.minimum is not None
     assert declared.maximum is not None
-    return Integer(declared.minimum, declared.maximum)
+    return Integer(declared.minimum, declared.maximum, or_auto=declared.optional)
 
 
 def _list_of(kind: ValueFormat, declared: Declaration, collection: type[Collection[Any]] = tuple) -> ValueFormat:

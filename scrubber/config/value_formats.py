@@ -166,22 +166,33 @@ class Boolean(ValueFormat):
 
 @dataclass(frozen=True)
 class Integer(ValueFormat):
-    """A whole number."""
+    """A whole number, or ``auto``."""
 
     minimum: float
     maximum: float
+    or_auto: bool = False
 
-    def read(self, raw: Any, where: Location) -> int:
+    def read(self, raw: Any, where: Location) -> int | None:
+        if self.or_auto and raw == "auto":
+            return None
+        auto = ", or auto" if self.or_auto else ""
         if isinstance(raw, bool) or not isinstance(raw, int):
-            refuse_type(raw, where, "write a whole number")
+            refuse_type(raw, where, f"write a whole number{auto}")
         if raw < self.minimum:
-            refuse(where, f"{raw} is too small; write at least {self.minimum}")
+            refuse(where, f"{raw} is too small; write at least {self.minimum}{auto}")
         if raw > self.maximum:
-            refuse(where, f"{raw} is too large; write at most {self.maximum}")
+            refuse(where, f"{raw} is too large; write at most {self.maximum}{auto}")
         return raw
 
+    def write(self, value: Any) -> Any:
+        return "auto" if value is None else value
+
     def schema(self, definitions: _Schema) -> _Schema:
-        return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
+        number = {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
+        return {"anyOf": [number, {"const": "auto"}]} if self.or_auto else number
+
+    def schema_default(self, value: Any) -> Any:
+        return "auto" if value is None else value
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,35 @@ def cgroups(node: CheckContext) -> Iterator[CheckResult]:
         )
         yield CheckResult("cgroups", CheckLevel.WARNING, message, remedy)
         return
+    if (problem := _watch_problem(root)) is not None:
+        message = (
+            f"{found}; {ends}. The end of a pod cannot be watched: {problem}. Its device is released only when the "
+            "kubelet's list lacks the pod, one to two seconds later."
+        )
+        remedy = (
+            "Raise the limit that the message names, for example: sysctl -w fs.inotify.max_user_instances=8192 "
+            "fs.inotify.max_user_watches=1048576, and keep it in /etc/sysctl.d. The service tries again every 10 seconds."
+        )
+        yield CheckResult("cgroups", CheckLevel.WARNING, message, remedy)
+        return
     yield CheckResult("cgroups", CheckLevel.OK, f"{found}; {ends}.")
+
+
+def _watch_problem(root: Path) -> str | None:
+    """Return why a cgroup cannot be watched from here; None if it can. This is tried: the limits are the user's."""
+    from scrubber.adapters.inotify import Inotify
+
+    try:
+        watch = Inotify()
+    except OSError as error:
+        return error.strerror
+    try:
+        watch.add(root)
+    except OSError as error:
+        return error.strerror
+    finally:
+        watch.close()
+    return None
 
 
 def _by_marker(node: CheckContext) -> CheckResult:

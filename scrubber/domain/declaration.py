@@ -77,7 +77,7 @@ class Declaration:
         key: its key in a file.
         default: the value where a file does not set it.
         minimum, maximum: the inclusive range, in the unit of ``type``.
-        optional: None is a valid value, which a file writes as a word: ``never``, ``always``.
+        optional: None is a valid value, which a file writes as a word: ``never``, ``always``, ``auto``.
         required: a file must set it.
         overridable: an override may set it for some devices; otherwise it applies to the whole node.
         in_override: what it is in an override, where different words apply. A section with such words accepts only

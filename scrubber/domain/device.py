@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from scrubber.domain.errors import InvalidRequest
 
-__all__ = ["Access", "AccessKind", "Device", "NodeIdentity", "find_device"]
+__all__ = ["Access", "AccessKind", "Device", "NodeIdentity", "SharedResource", "find_device"]
 
 
 _LOCATION_TRAITS = ("pci_address", "minor", "device_number", "gpu_instance", "compute_instance")
@@ -41,6 +41,19 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedResource:
+    """Something that the erasers of several devices share, such as the host's memory.
+
+    Attributes:
+        name: unique on the node; backends whose devices share the same thing give it the same name.
+        slots: erasers that may work at once; more would only slow each other down.
+    """
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """A device as the driver describes it. While it exists, only its peers and some traits change.
 
@@ -55,6 +68,7 @@ class Device:
         access: what a container needs to use it.
         driver: version of the device's own driver, on a node with several drivers; empty: the driver version of the
             node.
+        shared_resource: what its eraser shares with those of other devices; None: the device has memory of its own.
         traits: other facts from the driver: ``pci_address``, ``vbios``, ``architecture``, …
     """
 
@@ -68,6 +82,7 @@ class Device:
     access: tuple[Access, ...] = ()
     profile: str | None = None
     driver: str = ""
+    shared_resource: SharedResource | None = None
     traits: tuple[tuple[str, str], ...] = ()
 
     def has_same_location(self, other: Device) -> bool:

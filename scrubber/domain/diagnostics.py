@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from scrubber.domain.evidence import Evidence, Finding, FindingCode, Severity, Step
 
-__all__ = ["CHECK_NAMES", "DiagnosticCheck", "DiagnosticLevel", "diagnostic_findings"]
+__all__ = ["CHECK_NAMES", "DiagnosticCheck", "DiagnosticLevel", "diagnostic_findings", "min_rates_of"]
 
 
 CHECK_NAMES = ("memory-pattern", "matrix-product", "host-to-device", "device-to-host")
@@ -45,6 +45,11 @@ class DiagnosticCheck:
     measured: Mapping[str, float] = field(default_factory=dict)
 
 
+def min_rates_of(model: str, floors: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
+    """Return the minimum rates by check for a device of ``model``: those of the first pattern that matches."""
+    return next((rates for pattern, rates in floors.items() if fnmatchcase(model, pattern)), {})
+
+
 def diagnostic_findings(
     checks: Iterable[DiagnosticCheck], model: str, floors: Mapping[str, Mapping[str, float]]
 ) -> tuple[Finding, ...]:
@@ -54,7 +59,7 @@ def diagnostic_findings(
         floors: minimum rates by check, for each pattern of model names (``*H200*``): ``matrix-product`` in operations
             per second, the others in bytes per second. The first matching pattern applies.
     """
-    least = next((rates for pattern, rates in floors.items() if fnmatchcase(model, pattern)), {})
+    least = min_rates_of(model, floors)
     found: list[Finding] = []
     for check in checks:
         if check.errors:

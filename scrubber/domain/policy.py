@@ -162,8 +162,16 @@ class Limits:
         _SECONDS,
         minimum=0,
     )
-    eraser_slots: int = setting(
-        2, "Devices of the node that are cleared at the same time.", minimum=1, maximum=256, overridable=False
+    eraser_slots: int | None = setting(
+        None,
+        "Limit of devices of the node that are cleared or diagnosed at the same time; auto: every device with memory "
+        "of its own, and two simulated ones for each CPU of the service.",
+        ValueType.INTEGER,
+        minimum=1,
+        maximum=256,
+        optional=True,
+        overridable=False,
+        decides_proof=False,
     )
     max_temperature_celsius: int = setting(
         95, "Above this temperature a device is suspect.", ValueType.CELSIUS, minimum=40, maximum=150

@@ -260,7 +260,13 @@ class DemoScenario:
         )
         await self._wait_for_allocatable(3)
         self._print_check("the kubelet's allocatable went from 4 to 3")
-        sick = next(device for device in (await self._playground.read_client.devices()).devices if device.index == "0")
+        # The device is withheld at once; the check that quarantines it follows.
+        devices = await self._playground.wait_for_devices(
+            lambda all_of: any(each.index == "0" and each.cause.message for each in all_of),
+            LONGEST_WAIT,
+            "device 0 is quarantined",
+        )
+        sick = next(device for device in devices if device.index == "0")
         self._console.print(f"    {sick.health}: {sick.cause.message}", style="yellow")
         pods = [
             await self._run_ready_pod(gpu_pod_spec(f"c{n}", "team-c", tenant_argv("--hold", "forever")))

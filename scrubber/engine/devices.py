@@ -34,7 +34,7 @@ class Devices:
         known_ids: IDs of the devices that the kubelet is queried about, including those that are about to be added.
         removed_records: the last records of devices that left the node.
         breaker: limits on the recoveries of the node.
-        eraser_pool: limits how many erasers run at once on the node.
+        eraser_pool: limits how many children work on devices at once.
         maintenance: held by the one device that is scrubbed for maintenance.
         inventory_changed: set when devices may have appeared or disappeared.
     """
@@ -56,7 +56,7 @@ class Devices:
         self.known_ids: frozenset[str] = frozenset()
         self.removed_records: dict[str, DeviceRecord] = {}
         self.breaker = CircuitBreaker(self.records, dependencies)
-        self.eraser_pool = EraserPool(dependencies.policy().limits.eraser_slots)
+        self.eraser_pool = EraserPool(lambda: dependencies.policy().limits.eraser_slots)
         self.maintenance = asyncio.Lock()
         self.inventory_changed = asyncio.Event()
         self._context = NodeContext(
@@ -71,6 +71,12 @@ class Devices:
 
     def records(self) -> list[DeviceRecord]:
         return [controller.state.record for controller in self.controllers.values()]
+
+    @property
+    def free_eraser_slots(self) -> int:
+        """Number of erasers that could start now, if every device of the node were to be cleared."""
+        size = self.eraser_pool.size(each.state.device.shared_resource for each in self.controllers.values())
+        return max(0, size - self.eraser_pool.busy)
 
     def views(self) -> tuple[DeviceView, ...]:
         """Return the view of each device, ordered by index."""

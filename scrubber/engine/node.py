@@ -94,6 +94,7 @@ class Node:
         """Check all devices again after a policy change: certificates of the old policy must be renewed."""
         for controller in self.devices.controllers.values():
             controller.state.wake.set()
+        self.devices.eraser_pool.assign()
         self._publish()
 
     def mark_ready(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import Assignment, KubeletReading, Pod, Trust
@@ -118,9 +119,10 @@ class DevicePreparation:
         Raises:
             Quarantined, NotReady, LedgerFailure: it was not prepared before the deadline, or cannot be.
         """
-        pause, controller, clock = _POLL_FIRST, self._requested.controller, self._dependencies.clock
+        pause, ended, controller, clock = _POLL_FIRST, False, self._requested.controller, self._dependencies.clock
         with self._dependencies.tracer.span("device", device=controller.id, tenant=None) as span:
             while True:
+                next_end = controller.occupancy.next_end
                 reading = await controller.pods.refresh()
                 await controller.occupancy.void_after_gap()
                 try:
@@ -128,17 +130,28 @@ class DevicePreparation:
                 except DeviceFault as fault:  # a device that cannot be inspected is quarantined
                     await controller.health.report([fault_finding(Step.HOLDERS, fault)])
                     outcome = refusals.device_unreadable(controller.id, fault)
+                except ScrubberError:
+                    if ended:
+                        await self._release_unused()
+                    raise
                 if isinstance(outcome, PreparedDevice):
                     span.set_attributes(
                         kind=outcome.kind.value, exception=outcome.decision.basis and outcome.decision.basis.exception
                     )
                     return outcome
+                if ended and outcome is not None:
+                    await self._release_unused()
                 left = self._call.deadline - clock.monotonic()
                 if left <= 0:
                     raise outcome or _being_scrubbed(controller)
                 if outcome is not None:
-                    ended = await controller.occupancy.wait_for_end(min(pause, left))
+                    ended = await controller.occupancy.wait_for_end(next_end, min(pause, left))
                     pause = _POLL_FIRST if ended else min(_POLL_LAST, pause * 2)
+
+    async def _release_unused(self) -> None:
+        """Release the device if its pods have ended: the end was left to this start, which is refused or waits on."""
+        with suppress(ScrubberError):  # detected again by the next check of the pods
+            await self._requested.controller.occupancy.release_if_over()
 
     async def _decide_once(self, reading: KubeletReading, span: Span) -> PreparedDevice | ScrubberError | None:
         """Run one round.

@@ -23,6 +23,7 @@ __all__ = [
     "device_held",
     "device_unreadable",
     "earlier_pod_running",
+    "fault_reported_message",
     "held_by_own_pod",
     "no_certificate",
     "node_yielded",
@@ -96,6 +97,11 @@ def out_of_service_message(record: DeviceRecord, recovery_blocker: str) -> str:
 def withheld_message(device: str) -> str:
     """Return the message about a device that a process without a grant holds, for a pod's status."""
     return f"Device {device} is held by a process that has no grant for it. It is offered again when that has ended."
+
+
+def fault_reported_message(device: str, fault: str) -> str:
+    """Return the message about a device whose fault was reported and not checked yet, for a pod's status."""
+    return f"Device {device} is withheld: its driver reported {fault}. The device is being checked."
 
 
 def quarantined(device: str, reason: str, *, public_message: str) -> Quarantined:

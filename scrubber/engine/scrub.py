@@ -155,7 +155,7 @@ class ScrubJob:
         return self.record.id
 
     @property
-    def is_urgent(self) -> bool:
+    def has_waiters(self) -> bool:
         """Whether a caller waits for the scrub."""
         return self.waiters > 0
 

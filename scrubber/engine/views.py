@@ -48,7 +48,7 @@ class DeviceView:
         scrub: ID of the scrub in progress.
         advertised: whether the device is advertised to the kubelet as healthy.
         withheld: message for a pod's status why it is not advertised although it is in service: a process without a
-            grant holds it, or the node is yielded; empty otherwise.
+            grant holds it, its driver has just reported a fault, or the node is yielded; empty otherwise.
         policy: the policy of this device.
         recovery_blocker: why its recovery cannot continue, beyond its cause; empty otherwise.
         unauthorized_users: a message for each process that used it without a grant at the last check.

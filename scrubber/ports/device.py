@@ -181,7 +181,7 @@ class EraseReport:
         failed_bytes: bytes that did not read back as they were written.
         fence_broken: the fence did not hold: another process tried to open the device or removed the fence.
         size_restored: a tenant had changed the device's size, and it was restored.
-        seconds_by_phase: duration of each pass.
+        seconds_by_phase: duration of each pass, and of what some backends time separately (such as mapping the memory).
         not_covered_bytes: bytes that no pass could reach; named in ``not_covered``.
         reserved_bytes: the part of ``not_covered_bytes`` that the driver reserves for itself and no program can ever
             reach.

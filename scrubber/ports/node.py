@@ -90,8 +90,11 @@ class PodCgroups(Protocol):
     def watch_end(self, pod: Pod) -> asyncio.Future[None] | None:
         """Return a future that is done when a container of ``pod``, or the last one, has ended after this call.
 
-        That is a reason to look, and proves nothing. Cancel it to stop watching. Returns None where the end of a
-        container cannot be observed.
+        That is a reason to look, and proves nothing. Cancel it to stop watching. The future of a pod of which no cgroup
+        is left stays pending. Returns None where containers are not identified by cgroups.
+
+        Raises:
+            Unreadable: it cannot be watched now; the message names the limit or the file.
         """
 
     async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.adapters.children.child_socket import ChildSocket
 from scrubber.adapters.children.message import MAX_BODY_SIZE, MalformedMessage, Message, body_length, pack, unpack
 from scrubber.adapters.children.process import Child, ChildDied, ChildNotStarted, Children
 from scrubber.adapters.children.request_pool import RequestPool
@@ -164,6 +165,32 @@ async def test_child_that_survives_sigkill_is_abandoned_and_counted() -> None:
 
 # --- a stalled event loop
 # -----------------------------------------------------------------------------------------------
+
+
+async def test_child_that_sends_without_a_pause_does_not_stop_the_event_loop() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    sent = 0
+    with suppress(BlockingIOError):
+        while True:
+            theirs.send(pack({"phase": "clear" * 1000}))
+            sent += 1
+    link = ChildSocket(ours, "It")
+    turns = 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(other_work())
+    for _ in range(sent):
+        await link.receive()
+    other.cancel()
+    link.close()
+    theirs.close()
+    assert turns > 0
 
 
 class Overheard(Children):
@@ -318,7 +345,9 @@ def test_child_whose_parent_is_already_gone_ends() -> None:
         ours.close()
 
 
-@pytest.mark.parametrize("module", ["scrubber.adapters.sim.driver", "scrubber.adapters.sim.eraser"])
+@pytest.mark.parametrize(
+    "module", ["scrubber.adapters.sim.driver", "scrubber.adapters.sim.eraser", "scrubber.adapters.sim.zygote"]
+)
 def test_child_modules_import_nothing_heavy(module: str) -> None:
     script = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()

@@ -10,7 +10,7 @@ import pytest
 
 from scrubber.adapters.sim import control
 from scrubber.adapters.sim.backend import SimBackend
-from scrubber.adapters.sim.layout import load_node
+from scrubber.adapters.sim.layout import HOST_MEMORY, load_node
 from scrubber.composite_backend import composite_backend
 from scrubber.domain.device import Device, NodeIdentity, find_device
 from scrubber.domain.errors import InvalidRequest, Unavailable, Unreadable
@@ -130,6 +130,10 @@ async def well(rig: Both, device: Device) -> None:
     assert not await ports.holders.is_held(device)
     assert (await ports.eraser.erase(device, request(), ignore_progress)).failed_bytes == 0
     await ports.resetter.reset(device, 10.0)
+
+
+async def test_simulated_devices_of_both_backends_share_the_memory_of_their_host(rig: Both) -> None:
+    assert {device.shared_resource for device in await rig.two()} == {HOST_MEMORY}
 
 
 async def test_missing_driver_affects_only_its_own_backends_devices(rig: Both) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from scrubber.adapters.cgroups import CgroupContainers
 from scrubber.adapters.kubelet.pod_logs import count_container_starts
 from scrubber.domain.assignment import Pod
+from scrubber.domain.errors import Unreadable
 from scrubber.domain.pods import RemainingCgroups
 from tests.pods import CGROUP_WAYS, DEADLINE, CgroupGround, ground_of, new_pod
 
@@ -92,7 +96,6 @@ async def test_removal_of_a_container_is_reported_and_what_is_left_of_the_pod_ca
     pod = new_pod()
     containers = containers_of(ground, pod, "sandbox", "main")
     ended = containers.watch_end(pod)
-    assert ended is not None
     for cgroup in ground.cgroups(pod, "main"):
         cgroup.rmdir()
     await asyncio.wait_for(ended, DEADLINE)
@@ -106,7 +109,6 @@ async def test_removal_of_the_pods_own_cgroup_is_reported(ground: CgroupGround) 
     for cgroup in ground.cgroups(pod, "sandbox"):
         cgroup.rmdir()
     ended = containers.watch_end(pod)
-    assert ended is not None
     for cgroup in ground.cgroups(pod, "sandbox"):
         cgroup.parent.rmdir()
     await asyncio.wait_for(ended, DEADLINE)
@@ -124,7 +126,6 @@ async def test_end_of_the_last_process_is_reported_before_its_cgroup_is_removed(
     for cgroup in ground.cgroups(pod, "main"):
         (cgroup / "cgroup.procs").write_text(f"{process.pid}\n")
     ended = containers.watch_end(pod)
-    assert ended is not None
     process.kill()
     await process.wait()
     await asyncio.wait_for(ended, DEADLINE)
@@ -132,9 +133,26 @@ async def test_end_of_the_last_process_is_reported_before_its_cgroup_is_removed(
     containers.close()
 
 
-async def test_pod_without_a_cgroup_cannot_be_watched_for_its_end(ground: CgroupGround) -> None:
+async def test_nothing_more_ends_in_a_pod_without_a_cgroup(ground: CgroupGround) -> None:
     containers = ground.containers()
-    assert containers.watch_end(new_pod()) is None
+    assert not containers.watch_end(new_pod()).done()
+    containers.close()
+
+
+async def test_end_that_cannot_be_watched_is_refused_with_the_reason(ground: CgroupGround) -> None:
+    pod = new_pod()
+    containers = containers_of(ground, pod, "sandbox")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        with pytest.raises(Unreadable, match=os.strerror(errno.EMFILE)):
+            containers.watch_end(pod)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    watched = containers.watch_end(pod)
+    for cgroup in ground.cgroups(pod, "sandbox"):
+        cgroup.rmdir()
+    await asyncio.wait_for(watched, DEADLINE)
     containers.close()
 
 

@@ -149,6 +149,18 @@ async def test_instance_is_cleared_by_its_own_id_and_its_siblings_are_untouched(
         assert not rig.note(device).exists()
 
 
+async def test_instances_of_one_gpu_are_cleared_at_the_same_time(short_tmp: Path) -> None:
+    async with cuda_rig(short_tmp, gpus=0) as rig:
+        gpu = rig.machine.add_gpu(mebibytes=130)
+        ids = {each.uuid for each in gpu.split("1g.18gb", "1g.18gb")}
+        devices = [device for number in (0, 1, 2) if (device := rig.device(number)).id in ids]
+        under_way = [await rig.in_mid_clear(device) for device in devices]
+        assert not any(each.task.done() for each in under_way)
+        rig.lift(devices[0])
+        for report in await asyncio.gather(*(each.task for each in under_way)):
+            assert report.residue_bytes == report.verified_bytes > 0
+
+
 async def test_memory_not_released_by_the_eraser_is_reported(rig: CudaRig) -> None:
     rig.gpu.unsettled = 3 * MIB
     assert (await rig.erase(rig.device())).unreleased_bytes == 3 * MIB

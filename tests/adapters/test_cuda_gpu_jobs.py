@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +20,7 @@ from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.zygote_client import Zygote
 from scrubber.adapters.cuda.diagnostics import CudaDiagnostics
 from scrubber.adapters.cuda.erasure import CudaEraser
-from scrubber.adapters.cuda.fence import GpuControl
+from scrubber.adapters.cuda.fence import ComputeModeFence, GpuControl
 from scrubber.adapters.cuda.gpu_jobs import GpuJob, GpuJobResult, GpuJobRunner
 from scrubber.adapters.cuda.programs import DIAGNOSIS_MODULE, ERASER_MODULE
 from scrubber.domain.device import Device
@@ -29,6 +30,7 @@ from scrubber.ports.device import EraseReport
 from tests.adapters.cuda_rig import CudaRig, cuda_rig, request
 from tests.adapters.shortage import descriptors_left
 from tests.adapters.test_children_zygote import ended
+from tests.plugin_collaborators import DEADLINE
 
 MIB = 1 << 20
 HOLDER = """\
@@ -137,6 +139,27 @@ async def test_fence_removed_during_a_scrub_is_reported_as_broken(rig: CudaRig) 
     rig.lift(device)
     assert (await begun.task).fence_broken
     assert not (await rig.erase(device)).fence_broken
+
+
+async def test_slow_disk_delays_only_the_device_that_is_being_fenced(
+    rig: CudaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence, device = ComputeModeFence(rig.gpu, rig.locks), rig.device()
+    syncing, answered = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def sync(_: int) -> None:
+        loop.call_soon_threadsafe(syncing.set)
+        if not answered.wait(DEADLINE):
+            raise OSError("The event loop waits for the disk.")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    enabling = asyncio.create_task(fence.enable(device))
+    await syncing.wait()
+    assert rig.gpu.mode(device) == "default"
+    answered.set()
+    assert await enabling
+    assert (rig.gpu.mode(device), rig.note(device).exists()) == ("exclusive-process", True)
 
 
 async def test_fence_record_that_cannot_be_removed_is_no_device_fault(rig: CudaRig) -> None:

@@ -12,19 +12,31 @@ import pynvml
 import pytest
 
 from scrubber.adapters.children.process import Child, Children
-from scrubber.adapters.nvidia.event_watch import EVENTS_MODULE, EventWatch, event_signal
+from scrubber.adapters.children.zygote_client import Zygote
+from scrubber.adapters.nvidia.event_watch import EVENTS_MODULE, EventWatch, event_signal, event_zygote
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DriverTimeout
 from scrubber.domain.telemetry import Signal
 from scrubber.ports.device import Inventory
+from tests.nvidia.build import LIBRARY
 from tests.nvidia.machine import Machine
+
+ZYGOTE = "scrubber.adapters.nvidia.zygote"
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     with Machine.create(tmp_path / "world") as made:
         yield made
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process has not exited; the zygote reaps its exited children a moment later."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class Node:
@@ -53,26 +65,32 @@ class Node:
         return [child for child in self.children._live if child.device == (device.parent or device.id)]
 
 
-class Gated(Children):
-    """Starts a child when the gate is open."""
+class Gated(Zygote):
+    """Forks a child when the gate is open."""
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
+    def __init__(self, children: Children, machine: Machine) -> None:
+        super().__init__(children, ZYGOTE, programs=(EVENTS_MODULE,), environment=machine.places.environment())
         self.requested = asyncio.Event()
         self.gate = asyncio.Event()
 
-    async def start(self, module: str, *arguments: str, **how: Any) -> Child:
+    async def fork(self, program: str, **how: Any) -> Child:
         self.requested.set()
         await self.gate.wait()
-        return await super().start(module, *arguments, **how)
+        return await super().fork(program, **how)
+
+
+def event_children(children: Children) -> set[int]:
+    """Return the PIDs of the children that wait for events, without the process that forks them."""
+    return {each.pid for each in children._live if each.module == EVENTS_MODULE}
 
 
 @pytest.fixture
 async def node(machine: Machine) -> AsyncIterator[Node]:
     children = Children(kill_timeout=20.0)
     inventory = NvidiaInventory(machine.places, children, node="node-1")
+    zygote = event_zygote(children, machine.places)
     watch = EventWatch(
-        children,
+        zygote,
         machine.places,
         inventory.fingerprint,
         poll_interval=0.05,
@@ -81,8 +99,10 @@ async def node(machine: Machine) -> AsyncIterator[Node]:
     )
     yield Node(machine, children, watch, inventory)
     await watch.close()
+    assert event_children(children) == set()
+    await zygote.close()
     await inventory.close()
-    await children.close()
+    assert children.pids() == frozenset()
 
 
 async def until(signals: AsyncIterator[Signal], expected: Signal) -> list[Signal]:
@@ -218,7 +238,8 @@ async def test_hanging_gpu_does_not_silence_events_of_other_gpus(node: Node) -> 
 async def test_hanging_gpu_is_watched_once_it_answers(machine: Machine) -> None:
     children = Children(kill_timeout=20.0)
     inventory = NvidiaInventory(machine.places, children, node="node-1")
-    watch = EventWatch(children, machine.places, inventory.fingerprint, silence_timeout=2.0, restart_delays=(0.01,))
+    zygote = event_zygote(children, machine.places)
+    watch = EventWatch(zygote, machine.places, inventory.fingerprint, silence_timeout=2.0, restart_delays=(0.01,))
     devices = await inventory.devices()
     machine.gpus[0].hang("nvmlDeviceRegisterEvents")
     watch.follow(devices)
@@ -270,6 +291,28 @@ async def test_watching_one_gpu_attaches_to_no_other(node: Node) -> None:
     assert attached == [{node.child_of(device)} for device in devices]
 
 
+async def test_end_of_the_zygote_ends_the_event_children_and_all_gpus_are_watched_again(node: Node) -> None:
+    devices = await node.follow()
+    (zygote,) = node.children.pids() - event_children(node.children)
+    before = event_children(node.children)
+    signals = node.watch.listen()
+    os.kill(zygote, 9)
+    waiting = {Signal(device.id, "changed") for device in devices}  # the gap is signalled for each of them
+    async with asyncio.timeout(20):
+        while waiting:
+            waiting.discard(await anext(signals))
+    assert not any(is_running(pid) for pid in before)
+    node.machine.gpus[1].raise_xid(79)
+    await until(signals, Signal(devices[1].id, "xid", 79))
+
+
+async def test_zygote_of_event_children_opens_no_gpu_and_loads_no_driver_library(node: Node) -> None:
+    await node.follow()
+    (zygote,) = node.children.pids() - event_children(node.children)
+    assert LIBRARY not in Path(f"/proc/{zygote}/maps").read_text()
+    assert not any(zygote in gpu.attached() for gpu in node.machine.gpus)
+
+
 # --- resets
 
 
@@ -277,12 +320,12 @@ async def test_pause_ends_only_its_gpus_child_and_resume_signals_the_watch_gap(n
     first, second = await node.follow()
     child, other = node.child_of(first), node.child_of(second)
     await node.watch.pause(first.id)
-    assert not Path(f"/proc/{child}").exists()
+    assert not is_running(child)
     assert node.child_of(second) == other
     assert list(node.watch.unwatched_gpus) == [first.id]
     node.watch.follow([first, second])  # as when the inventory is read meanwhile
     await node.watch.wait_until_ready(20.0)
-    assert node.children.pids() == {other}
+    assert event_children(node.children) == {other}
     signals = node.watch.listen()
     await node.watch.resume(first.id, 20.0)
     assert node.watch.event_stream_error(first.id) is None
@@ -296,7 +339,7 @@ async def test_gpu_paused_by_two_resets_is_watched_again_after_the_second(node: 
     await node.watch.pause(first.id)
     await node.watch.pause(first.id)
     await node.watch.resume(first.id, 20.0)
-    assert node.children.pids() == {other}
+    assert event_children(node.children) == {other}
     assert node.watch.event_stream_error(first.id) is not None
     await node.watch.resume(first.id, 20.0)
     assert node.watch.event_stream_error(first.id) is None
@@ -318,40 +361,42 @@ async def test_pause_during_an_event_childs_start_leaves_no_child(node: Node) ->
     node.watch.follow(devices[:1])
     await asyncio.sleep(0)  # its start is in progress
     await node.watch.pause(devices[0].id)
-    assert node.children.pids() == frozenset()
+    assert event_children(node.children) == set()
 
 
 @pytest.mark.parametrize("then", ["resumed at once", "resumed once it has ended", "closed"])
 async def test_cancelled_pause_during_an_event_childs_start_leaves_no_child(machine: Machine, then: str) -> None:
-    children, others = Gated(kill_timeout=20.0), Children()
+    children, others = Children(kill_timeout=20.0), Children()
+    zygote = Gated(children, machine)
     inventory = NvidiaInventory(machine.places, others, node="node-1")
-    watch = EventWatch(children, machine.places, inventory.fingerprint, silence_timeout=60.0, restart_delays=(0.01,))
+    watch = EventWatch(zygote, machine.places, inventory.fingerprint, silence_timeout=60.0, restart_delays=(0.01,))
     (first, _) = await inventory.devices()
     watch.follow([first])
-    await children.requested.wait()
+    await zygote.requested.wait()
     pausing = asyncio.create_task(watch.pause(first.id))
     await asyncio.sleep(0)
     pausing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pausing
     if then == "resumed once it has ended":
-        children.gate.set()
-        await until_true(lambda: children.starts[EVENTS_MODULE] == 1 and not children.pids())
+        zygote.gate.set()
+        await until_true(lambda: children.starts[EVENTS_MODULE] == 1 and not event_children(children))
     if then != "closed":
         resuming = asyncio.create_task(watch.resume(first.id, 20.0))
         await asyncio.sleep(0)
-        children.gate.set()
+        zygote.gate.set()
         await resuming
         assert watch.event_stream_error(first.id) is None
-        assert len(children.pids()) == 1
+        assert len(event_children(children)) == 1
         signals = watch.listen()
         machine.gpus[0].raise_xid(79)
         await until(signals, Signal(first.id, "xid", 79))
         await watch.pause(first.id)
-        assert children.pids() == frozenset()
-    children.gate.set()
+        assert event_children(children) == set()
+    zygote.gate.set()
     await watch.close()
-    assert children.pids() == frozenset()
+    assert event_children(children) == set()
+    await zygote.close()
     await inventory.close()
     await others.close()
 
@@ -376,10 +421,11 @@ async def test_pause_of_an_unwatched_gpu_returns_at_once(node: Node) -> None:
 
 
 async def test_unkillable_event_child_is_reported_and_not_replaced(machine: Machine) -> None:
-    children = Gated(kill_timeout=0.1, send_signal=lambda *_: None)
-    children.gate.set()
+    children = Children(kill_timeout=0.1, send_signal=lambda *_: None)
+    zygote = Gated(children, machine)
+    zygote.gate.set()
     inventory = NvidiaInventory(machine.places, Children(), node="node-1")
-    watch = EventWatch(children, machine.places, inventory.fingerprint, restart_delays=(0.01,))
+    watch = EventWatch(zygote, machine.places, inventory.fingerprint, restart_delays=(0.01,))
     (first, _) = await inventory.devices()
     machine.gpus[0].hang("nvmlDeviceGetSupportedEventTypes")
     machine.gpus[0].unset("attached")
@@ -389,10 +435,10 @@ async def test_unkillable_event_child_is_reported_and_not_replaced(machine: Mach
         await watch.pause(first.id)
     (abandoned,) = children.abandoned
     assert abandoned.device == first.id
-    children.requested.clear()
+    zygote.requested.clear()
     await watch.resume(first.id, 20.0)
     await asyncio.sleep(0)  # by now every task that it started is running
-    assert not children.requested.is_set()
+    assert not zygote.requested.is_set()
     assert "cannot be killed" in (watch.event_stream_error(first.id) or "")
     children.send_signal = signal.pidfd_send_signal
     os.kill(abandoned.pid, 9)  # while it hangs: a child that does not hang ends without a signal
@@ -400,6 +446,7 @@ async def test_unkillable_event_child_is_reported_and_not_replaced(machine: Mach
     await until_true(lambda: not children.abandoned)
     await until_true(lambda: watch.event_stream_error(first.id) is None)
     await watch.close()
+    await zygote.close()
     await inventory.close()
 
 
@@ -465,7 +512,7 @@ async def test_added_or_removed_gpu_is_signalled_for_the_node(node: Node) -> Non
     gpu = node.machine.add_gpu()
     await until(signals, Signal(None, "changed"))
     devices = await node.follow()
-    assert len(devices) == len(node.children.pids()) == 3
+    assert len(devices) == len(event_children(node.children)) == 3
     node.machine.remove_gpu(gpu)
     await until(signals, Signal(None, "changed"))
 
@@ -479,7 +526,7 @@ async def test_temporarily_unreadable_kernel_files_signal_a_change_and_do_not_st
             raise found
         return str(found)
 
-    watch = EventWatch(Children(), machine.places, fingerprint, poll_interval=0.01)
+    watch = EventWatch(event_zygote(Children(), machine.places), machine.places, fingerprint, poll_interval=0.01)
     signals = watch.listen()
     watch.start()
     for _ in range(2):
@@ -496,7 +543,7 @@ async def test_unfollowed_gpu_is_released_and_its_xid_counts_are_kept(node: Node
     node.watch.follow([second])
     for child in node.children_of(first):
         assert await child.wait(20.0)
-    assert node.children.pids() == {other}
+    assert event_children(node.children) == {other}
     assert node.watch.xids(first.id) == {}
     node.watch.follow([first, second])
     assert node.watch.xids(first.id) == {79: 1}
@@ -508,4 +555,4 @@ async def test_closing_the_watch_ends_the_stream_and_every_child(node: Node) -> 
     signals = node.watch.listen()
     await node.watch.close()
     assert [signal async for signal in signals] == []
-    assert node.children.pids() == frozenset()
+    assert event_children(node.children) == set()

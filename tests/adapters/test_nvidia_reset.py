@@ -17,7 +17,7 @@ from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, device_request, driver_arguments
-from scrubber.adapters.nvidia.event_watch import EventWatch
+from scrubber.adapters.nvidia.event_watch import EventWatch, event_zygote
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
 from scrubber.adapters.nvidia.resetter import NvidiaResetter
 from scrubber.adapters.nvidia.smi import NvidiaSmi
@@ -113,7 +113,8 @@ class Bench:
             environment=self.places.environment(),
         )
         self.inventory = NvidiaInventory(self.places, self.children, node="node-1")
-        self.events = EventWatch(self.children, self.places, self.inventory.fingerprint)
+        self.zygote = event_zygote(self.children, self.places)
+        self.events = EventWatch(self.zygote, self.places, self.inventory.fingerprint)
         self.holders = Seen()
         self.erasing = Erasing()
         self.uid = 0
@@ -138,6 +139,7 @@ class Bench:
 
     async def close(self) -> None:
         await self.events.close()
+        await self.zygote.close()
         await self.questions.close()
         await self.inventory.close()
         await self.children.close()

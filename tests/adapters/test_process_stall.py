@@ -16,6 +16,7 @@ import pytest
 from scrubber.adapters.children.eraser_report import wait_for_report
 from scrubber.adapters.children.message import HEADER_SIZE, Message, body_length, pack, unpack
 from scrubber.adapters.children.process import Child, Children
+from scrubber.adapters.children.zygote_client import Zygote
 from scrubber.adapters.cuda.diagnostics import CudaDiagnostics
 from scrubber.adapters.cuda.gpu_jobs import GpuJob, GpuJobRunner
 from scrubber.adapters.cuda.programs import ERASER_MODULE, ProgramLauncher
@@ -24,6 +25,7 @@ from scrubber.adapters.nvidia.inventory import NvidiaInventory
 from scrubber.adapters.nvidia.smi import NvidiaSmi
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.adapters.sim.diagnostics import SimDiagnostics
+from scrubber.adapters.sim.erasure import SimEraser
 from scrubber.domain.device import Device
 from scrubber.domain.diagnostics import CHECK_NAMES, DiagnosticLevel
 from scrubber.domain.telemetry import Signal
@@ -62,6 +64,9 @@ class Spoken(Children):
         self.started.set()
         await self.wait_until_ready(self.child)
         return self.child
+
+    async def fork(self, program: str, *, device: str | None = None) -> Child:
+        return await self.start(program, device=device)
 
     def _killed(self, *_: object) -> None:
         self.send(*self.last_words)
@@ -250,15 +255,27 @@ class FromTheTest(ProgramLauncher):
         return False
 
 
+class ForkedByTheTest(Zygote):
+    """Every process that is forked is played by the test."""
+
+    def __init__(self, children: Children) -> None:
+        self._children = children
+
+    async def fork(self, program: str, *, device: str | None = None, environment: object = None) -> Child:
+        return await self._children.start(program, device=device)
+
+    async def died_with_zygote(self, child: Child) -> bool:
+        return False
+
+
 async def work_of(what: str, children: Children, directory: Path, deadline: float) -> object:
     """Run a job that a child has to do within ``deadline``."""
     backend = SimBackend(make(directory))
     try:
         device = (await backend.inventory.devices())[0]
         if what == "sim eraser":
-            return await SimBackend(directory, children=children).eraser.erase(
-                device, request(deadline=deadline), lambda _: None
-            )
+            eraser = SimEraser(backend.inventory, ForkedByTheTest(children), directory / "locks")
+            return await eraser.erase(device, request(deadline=deadline), lambda _: None)
         if what == "sim diagnostic":
             return await SimDiagnostics(backend.inventory, children, directory / "locks").diagnose(
                 device, DiagnosticLevel.QUICK, deadline

@@ -1,9 +1,13 @@
 """The eraser: fenced while it works, safe to kill, and waited for after its service has ended."""
 
 import asyncio
+import ctypes
+import errno
 import fcntl
+import mmap
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -13,10 +17,13 @@ from typing import Any
 import pytest
 
 from scrubber.adapters.children import orphans
+from scrubber.adapters.children.message import HEADER_SIZE, unpack
 from scrubber.adapters.children.process import Child, Children
 from scrubber.adapters.procwalk import start_time
-from scrubber.adapters.sim import control, shape
+from scrubber.adapters.sim import control, eraser, shape
 from scrubber.adapters.sim.backend import SimBackend
+from scrubber.adapters.sim.eraser import BlockPattern, count_differences
+from scrubber.adapters.sim.erasure import ERASER_MODULE
 from scrubber.adapters.sim.layout import write_json
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceBusy, DeviceLost, DriverTimeout, Unavailable, Unreadable
@@ -26,6 +33,7 @@ from tests.adapters.shortage import descriptors_left
 from tests.adapters.sim_rig import Sim, make
 
 MEBIBYTES = 4
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -187,6 +195,32 @@ async def test_killed_eraser_yields_no_report(sim: Sim, device: Device) -> None:
     assert b"secret" in sim.content(device)
 
 
+async def test_eraser_that_died_with_its_zygote_is_no_device_fault(sim: Sim, device: Device) -> None:
+    slow = await clearing(sim, device)
+    assert sim.backend.zygote.pid is not None
+    os.kill(sim.backend.zygote.pid, signal.SIGKILL)
+    with pytest.raises(Unavailable, match="killed together with its zygote"):
+        await slow.task
+    assert await sim.backend.eraser.find_orphan(device) is None
+    assert b"secret" in sim.content(device)
+    control.clear_faults(sim.directory, device.id)
+    assert (await sim.backend.eraser.erase(device, request(), ignore_progress)).verified_bytes == device.memory_bytes
+
+
+async def test_scrubs_share_one_zygote_that_opens_no_device(sim: Sim, device: Device) -> None:
+    await sim.backend.warm_up()
+    zygote = sim.backend.zygote.pid
+    await asyncio.gather(
+        *(sim.backend.eraser.erase(each, request(), ignore_progress) for each in await sim.backend.inventory.devices())
+    )
+    assert zygote is not None
+    assert sim.backend.zygote.pid == zygote
+    assert sim.backend.children.pids() == {zygote}
+    assert sim.backend.children.starts[ERASER_MODULE] == 2
+    opened = [os.readlink(each) for each in Path(f"/proc/{zygote}/fd").iterdir()]
+    assert not [each for each in opened if each.startswith(str(sim.directory))]
+
+
 async def test_eraser_that_cannot_start_is_no_device_fault(sim: Sim, device: Device, tmp_path: Path) -> None:
     sim.fill(device, "secret")
     with descriptors_left(0), pytest.raises(Unavailable, match="cannot be started"):
@@ -228,6 +262,84 @@ async def test_scrub_with_a_malformed_control_file_is_unreadable(
     (sim.files(device).directory / "control.json").write_text(content, encoding="ascii")
     with pytest.raises(Unreadable, match=why):
         await sim.backend.eraser.erase(device, request(), ignore_progress)
+
+
+def test_every_block_of_the_pattern_is_different_and_every_wrong_byte_counts() -> None:
+    size = 64 * 1024
+    content = BlockPattern(size)
+    expected = b"".join(content.at(start, size) for start in (0, size, 2 * size))
+    assert len({expected[start : start + 4096] for start in range(0, len(expected), 4096)}) == len(expected) // 4096
+    found = bytearray(content.at(size, size - 1))
+    for wrong in (0, 4097, 4098, size - 2):
+        found[wrong] ^= 0x80
+    assert count_differences(bytes(found), content.at(size, size - 1)) == 4
+
+
+async def test_pattern_is_written_and_read_back_before_the_memory_is_cleared(sim: Sim, device: Device) -> None:
+    report = await sim.backend.eraser.erase(device, request(pattern=True), ignore_progress)
+    assert (report.failed_bytes, report.verified_bytes) == (0, device.memory_bytes)
+    assert [phase for phase, _ in report.seconds_by_phase] == ["audit", "pattern", "clear", "verify", "map"]
+
+
+@pytest.mark.parametrize("touched", [0, 1, 300_000, 4 * 1024 * 1024])
+async def test_memory_is_cleared_and_verified_where_pages_exist_and_where_none_do(
+    sim: Sim, device: Device, touched: int
+) -> None:
+    memory = sim.files(device).memory
+    with memory.open("r+b") as file:
+        file.seek(device.memory_bytes - touched)
+        file.write(b"\x01" * touched)
+    report = await sim.backend.eraser.erase(device, request(), ignore_progress)
+    assert (report.residue_bytes, report.verified_bytes) == (touched, device.memory_bytes)
+    assert dict(report.seconds_by_phase).keys() == {"audit", "clear", "verify", "map"}
+    assert not sim.content(device).strip(b"\0")
+
+
+def test_memory_larger_than_the_window_is_mapped_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eraser, "_WINDOW", 4 * mmap.PAGESIZE)
+    pages = 9
+    with (tmp_path / "memory").open("w+b", buffering=0) as file:
+        file.write(b"".join(bytes([page]) * mmap.PAGESIZE for page in range(pages)))
+        window = eraser.MemoryWindow(file.fileno(), pages * mmap.PAGESIZE)
+        for page in (*range(pages), *range(pages)):
+            address = window.populate(page * mmap.PAGESIZE, mmap.PAGESIZE)
+            assert ctypes.string_at(address, mmap.PAGESIZE) == bytes([page]) * mmap.PAGESIZE
+        with Path("/proc/self/maps").open(encoding="ascii") as maps:
+            (mapped,) = [line.split()[0] for line in maps if str(tmp_path) in line]
+    first, last = (int(each, 16) for each in mapped.split("-"))
+    assert last - first == mmap.PAGESIZE
+
+
+TRUNCATED = """
+import ctypes, os, sys
+from scrubber.adapters.children.child import ParentSocket
+from scrubber.adapters.sim import eraser
+kept = eraser.report_bus_errors(ParentSocket(1))
+memory = os.open(sys.argv[1], os.O_RDWR)
+window = eraser.MemoryWindow(memory, 8192)
+address = window.populate(0, 4096)
+os.ftruncate(memory, 0)
+try:
+    window.populate(4096, 4096)
+except OSError as error:
+    print(error.errno, file=sys.stderr, flush=True)
+ctypes.memset(address, 0, 4096)
+print("never reached", file=sys.stderr)
+"""
+
+
+def test_memory_truncated_while_it_is_cleared_ends_the_eraser_with_a_report(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.write_bytes(b"secret" * 2048)
+    ended = subprocess.run(
+        [sys.executable, "-c", TRUNCATED, str(memory)], capture_output=True, cwd=ROOT, timeout=60, check=True
+    )
+    assert ended.stderr == f"{errno.EFAULT}\n".encode()
+    report = unpack(ended.stdout[HEADER_SIZE:])
+    assert (report["fault"], report["message"]) == (
+        "unreadable",
+        "The device's memory was truncated while it was accessed.",
+    )
 
 
 async def test_device_lock_does_not_follow_a_symlink(sim: Sim, device: Device) -> None:
@@ -299,6 +411,8 @@ async def abandoned(sim: Sim, device: Device) -> AsyncIterator[int]:
         os.close(pidfd)
     for child in tuple(deaf._abandoned):  # a loop that ends before its child leaves a warning to a later test
         assert await child.wait(20.0)
+    deaf.kill_timeout = 20.0
+    await other.backend.zygote.close()  # it receives no signal, and ends with its socket
     await deaf.close()
 
 

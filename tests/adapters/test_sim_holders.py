@@ -96,6 +96,11 @@ async def test_quick_holder_check_of_a_simulated_device_has_no_coverage_gap(sim:
     assert sim.backend.holders.not_covered(device) == ()
 
 
+async def test_free_device_is_reported_without_waiting_for_a_confirmation(sim: Sim, device: Device) -> None:
+    sim.backend.holders._confirm_seconds = 1e6
+    assert (await sim.backend.holders.list_holders(device)).holders == ()
+
+
 async def test_path_only_descriptor_counts_as_a_holder_only_once_reopened(sim: Sim, device: Device) -> None:
     """A descriptor opened with ``O_PATH`` is the only kind that the lease does not detect."""
     path_only = os.open(sim.files(device).memory, os.O_PATH)

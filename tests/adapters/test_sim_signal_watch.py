@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.adapters.sim import control, shape
+from scrubber.adapters.sim import control, shape, signal_watch
 from scrubber.adapters.sim.backend import SimBackend
 from scrubber.adapters.sim.control import Faults
 from scrubber.adapters.sim.layout import write_json
@@ -208,3 +208,16 @@ async def test_reset_restores_the_default_settings(sim: Sim, device: Device) -> 
     snapshot = await sim.backend.telemetry.snapshot(device)
     assert snapshot.settings == snapshot.defaults == shape.DEFAULT_SETTINGS
     assert json.loads((sim.files(device).directory / "settings.json").read_text()) == shape.DEFAULT_SETTINGS
+
+
+async def test_temporary_file_does_not_delay_the_fault_whose_file_it_becomes(
+    sim: Sim, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal_watch, "_DEBOUNCE_SECONDS", 3600.0)
+    signals = sim.backend.telemetry.signals()
+    directory = control.find_sim_device(sim.directory, device.id).directory
+    (directory / ".control.json.1").touch()
+    for _ in range(3):
+        await asyncio.sleep(0)  # the event loop reads what the kernel has already reported
+    control.add_faults(sim.directory, device.id, xid=95)
+    assert await the_next(signals) == Signal(device.id, "xid", 95)

@@ -10,11 +10,12 @@ from pathlib import Path
 __all__ = ["ERASER", "DaemonChild", "children_of", "parent_of", "state_of"]
 
 ERASER = "scrubber.adapters.sim.eraser"
+_ZYGOTE = "scrubber.adapters.sim.zygote"
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonChild:
-    """A child process of ``parent`` that runs ``python -m module``."""
+    """A child process of ``parent`` that runs ``module``: started with ``python -m``, or forked by a zygote."""
 
     pid: int
     parent: int
@@ -44,9 +45,12 @@ class DaemonChild:
 
 
 def children_of(parent: int) -> list[DaemonChild]:
-    """Return the living children of ``parent`` that run a module, lowest PID first."""
+    """Return the living children of ``parent`` that run a module, and those of its zygote, lowest PID first."""
     pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
-    return [child for pid in pids if (child := _child(pid, parent)) is not None]
+    own = [child for pid in pids if (child := _child(pid, parent)) is not None]
+    zygotes = [child.pid for child in own if child.module == _ZYGOTE]
+    forked = [child for zygote in zygotes for pid in pids if (child := _child(pid, zygote)) is not None]
+    return sorted((*own, *forked), key=lambda child: child.pid)
 
 
 def parent_of(pid: int) -> int:
@@ -65,11 +69,18 @@ def _child(pid: int, parent: int) -> DaemonChild | None:
     fields = _stat(pid)
     if not fields or int(fields[1]) != parent or fields[0] in "ZX":
         return None
+    module = _module(pid)
+    if module == _ZYGOTE == _module(parent):
+        module = ERASER
+    return None if module is None else DaemonChild(pid, parent, module)
+
+
+def _module(pid: int) -> str | None:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return None
-    return DaemonChild(pid, parent, words[words.index("-m") + 1]) if "-m" in words[:-1] else None
+    return words[words.index("-m") + 1] if "-m" in words[:-1] else None
 
 
 def _stat(pid: int) -> list[str]:

@@ -105,7 +105,11 @@ def test_every_setting_has_a_description_and_a_default_within_its_range(
 def test_value_outside_the_declared_range_is_refused(
     where: tuple[str, ...], setting: Declaration, overridable: bool
 ) -> None:
-    below = None if setting.minimum is None else setting.minimum - (1 if isinstance(setting.default, int) else 0.001)
+    below = (
+        None
+        if setting.minimum is None
+        else setting.minimum - (0.001 if isinstance(setting.default, float) or setting.type is ValueType.SECONDS else 1)
+    )
     above = None if setting.maximum is None else setting.maximum + 1
     for number in (below, above):
         if number is not None:

@@ -168,7 +168,7 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
         ),
         pytest.param(
             "name: mine\nlimits: {eraserSlots: 2.5}\n",
-            "policy.yaml:2: limits.eraserSlots: 2.5 is not valid here; write a whole number.",
+            "policy.yaml:2: limits.eraserSlots: 2.5 is not valid here; write a whole number, or auto.",
             id="not a whole number",
         ),
         pytest.param(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.adapters.inotify import Inotify
 from scrubber.config.settings import EMULATOR_MARKER_FILE
 from scrubber.doctor import libraries
 from scrubber.doctor.checks import check_node
@@ -292,6 +293,18 @@ def test_missing_cgroups_are_reported_because_pod_processes_cannot_be_identified
 ) -> None:
     (node.root / "sys/fs/cgroup").rename(node.root / "elsewhere")
     assert found(serving(node, **expected), "cgroups").level is level
+
+
+def test_cgroups_that_cannot_be_watched_are_a_warning_that_names_the_limit(
+    node: CheckContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "inotify: No space left on device (see fs.inotify.max_user_watches)")
+
+    monkeypatch.setattr(Inotify, "add", refuse)
+    check = found(node, "cgroups")
+    assert (check.level, "fs.inotify.max_user_watches" in check.message) == (CheckLevel.WARNING, True)
+    assert "sysctl -w" in check.remedy
 
 
 def test_directory_that_is_no_mounted_hierarchy_is_not_trusted(node: CheckContext) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scrubber.domain.evidence import (
@@ -16,10 +18,11 @@ from scrubber.domain.evidence import (
     StepResult,
     Verdict,
 )
+from scrubber.domain.policy import Limits
 from scrubber.domain.states import Hygiene
 from scrubber.engine import events
 from scrubber.ports.record import Event
-from tests.simulation.cluster import SimulatedCluster, simulated_cluster
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
 from tests.simulation.start_requests import admitted, refusal_of, request_start, started
 from tests.simulation.timeline import in_virtual_time
 
@@ -150,16 +153,16 @@ async def test_kubelet_restarts_are_counted() -> None:
 
 @in_virtual_time
 async def test_eraser_pool_reports_busy_slots_and_waiting_scrubs() -> None:
-    async with simulated_cluster(4) as cluster:
+    two_slots = replace(DEFAULT, limits=replace(Limits(), eraser_slots=2))
+    async with simulated_cluster(4, two_slots) as cluster:
         slots = cluster.node.devices.eraser_pool
-        size = slots.free
-        assert (slots.busy, slots.waiting) == (0, 0)
+        assert (slots.busy, cluster.node.devices.free_eraser_slots, slots.waiting) == (0, 2, 0)
         for each in cluster.process_table.gpus.values():
             each.slow = 100.0
         for number in range(4):
             await cluster.controller(number).scrubs.start(ScrubTrigger.ON_DEMAND)
-        await cluster.until(lambda: slots.busy == size and slots.waiting == 4 - size)
-        assert slots.free == 0
+        await cluster.until(lambda: slots.busy == 2 and slots.waiting == 2)
+        assert cluster.node.devices.free_eraser_slots == 0
         for each in cluster.process_table.gpus.values():
             each.slow = 1.0
 

@@ -110,10 +110,10 @@ async def test_rewritten_policy_without_changes_triggers_no_scrub() -> None:
 @in_virtual_time
 async def test_policy_change_that_needs_a_restart_is_logged_with_that_hint() -> None:
     async with simulated_cluster() as cluster, followed(cluster) as (file, _):
-        file.write(replace(OTHER, limits=replace(Limits(), eraser_slots=5)))
+        file.write(replace(OTHER, limits=replace(Limits(), driver_call=2.0)))
         await cluster.run(3.0)
         (event,) = logged(cluster, "policy.accepted")
-        assert event.fields["message"] == "Changes of limits.eraserSlots take effect at the next start of the service."
+        assert event.fields["message"] == "Changes of limits.driverCall take effect at the next start of the service."
 
 
 @in_virtual_time

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.assignment import Trust
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.evidence import PathKind, ScrubTrigger
 from scrubber.domain.policy import Limits
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Hygiene
+from scrubber.ports.record import Event
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
 from tests.simulation.kubelet import Tenant
-from tests.simulation.start_requests import admitted, request_start, started
+from tests.simulation.start_requests import admitted, refusal_of, request_start, started
 from tests.simulation.timeline import in_virtual_time
 
 UNTRUSTED = [Trust.UNREADABLE, Trust.EMPTY_AFTER_RESTART]
@@ -182,6 +184,76 @@ async def test_start_that_waits_for_an_earlier_pod_begins_its_scrub_when_that_po
         await cluster.until(lambda: bool(cluster.erasers.running), within=0.1)
         (granted,) = await call
         assert granted.path is PathKind.SLOW
+
+
+@in_virtual_time
+async def test_device_of_a_pod_that_ended_before_its_container_was_identified_is_released_once_it_is() -> None:
+    async with simulated_cluster() as cluster:
+        tenant = await cluster.admit("acme", "train-0")
+        assert tenant is not None
+        cluster.kubelet.unlogged.add(tenant.uid)
+        await cluster.until(lambda: tenant.running)
+        cluster.kubelet.trust = Trust.UNREADABLE
+        backs_off(tenant)
+        cluster.kubelet.exit(tenant, again=True)
+        assert tenant.sandbox is not None
+        cluster.process_table.end(tenant.sandbox)
+        await cluster.run(0.2)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        cluster.kubelet.unlogged.clear()
+        await cluster.until(lambda: cluster.record().hygiene is not Hygiene.IN_USE, within=0.3)
+
+
+@in_virtual_time
+async def test_device_is_released_in_the_same_event_when_the_start_that_waits_for_it_is_refused() -> None:
+    async with simulated_cluster(devices=1) as cluster:
+        first = await started(cluster)
+        await cluster.run(2.0)
+        cluster.kubelet.force_delete(first, lives_on=60.0)
+        second = await admitted(cluster)
+        call = request_start(cluster, second)
+        await cluster.run(5.3)
+        assert cluster.controller().occupancy.has_waiting_start
+        cluster.kubelet.delete(second)
+        assert first.first is not None
+        assert first.sandbox is not None
+        for proc in (first.first, first.sandbox):
+            cluster.process_table.end(proc)
+        await cluster.until(lambda: cluster.record().hygiene is not Hygiene.IN_USE, within=0.1)
+        assert (await refusal_of(call)).code is ErrorCode.REASSIGNED
+
+
+@in_virtual_time
+async def test_end_of_a_container_while_a_start_is_being_decided_lets_it_decide_again_at_once() -> None:
+    async with simulated_cluster() as cluster:
+        occupancy = cluster.controller().occupancy
+        before_the_decision = occupancy.next_end
+        occupancy.note_container_end()
+        began = cluster.clock.monotonic()
+        assert await occupancy.wait_for_end(before_the_decision, 60.0)
+        assert cluster.clock.monotonic() == began
+
+
+@in_virtual_time
+async def test_pods_whose_ends_cannot_be_watched_are_reported_released_by_the_kubelets_list_and_tried_again() -> None:
+    async with simulated_cluster(devices=3) as cluster:
+        cluster.process_table.watch_error = "The end of a pod cannot be watched: no space left (see max_user_watches)."
+        first, second = [await started(cluster, "acme", f"train-{number}", number) for number in range(2)]
+        await cluster.run(25.0)
+        assert [each.name for each in watches(cluster)] == ["pods.watch-failed"]
+        assert watches(cluster)[0].fields["message"] == cluster.process_table.watch_error
+        cluster.kubelet.delete(first)
+        await cluster.until(lambda: cluster.record(0).hygiene is Hygiene.CLEAN, within=5.0)
+        cluster.process_table.watch_error = ""
+        await cluster.run(10.0)
+        assert [each.name for each in watches(cluster)] == ["pods.watch-failed", "pods.watched"]
+        cluster.kubelet.delete(second)
+        await cluster.until(lambda: cluster.record(1).hygiene is not Hygiene.IN_USE, within=0.1)
+
+
+def watches(cluster: SimulatedCluster) -> list[Event]:
+    assert cluster.journal is not None
+    return [each for each in cluster.journal.events if each.name.startswith("pods.watch")]
 
 
 @in_virtual_time

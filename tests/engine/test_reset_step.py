@@ -66,7 +66,6 @@ def resetting(cluster: SimulatedCluster, answering: Resetter, *, required: bool 
         pods=controller.pods,
         pod_liveness=controller.occupancy.pod_liveness,
         unauthorized_use=controller.occupancy.unauthorized_use,
-        eraser_slot=lambda: cluster.node.devices.eraser_pool.slot(lambda: False),
         progress=lambda _: None,
         keep_out_of_use=cluster.service.node.devices.keep_out_of_use,
     )

@@ -16,12 +16,13 @@ from scrubber.domain.evidence import Outcome, PathKind, ScrubTrigger, Severity, 
 from scrubber.domain.policy import DiagnosticsRule, Limits
 from scrubber.domain.telemetry import Signal, Snapshot
 from scrubber.engine import scrub
+from scrubber.engine.eraser_pool import ScrubPriority
 from scrubber.engine.steps.context import ScrubContext
 from scrubber.engine.steps.diagnostics import diagnose
 from scrubber.engine.steps.memory import clear_memory
 from scrubber.engine.steps.on_chip import evaluate_on_chip
 from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest, OnChipReport, Telemetry
-from tests.simulation.cluster import SimulatedCluster, simulated_cluster
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
 from tests.simulation.timeline import in_virtual_time
 
 WHOLE = EraseReport(total_bytes=100, cleared_bytes=100, verified_bytes=100, residue_bytes=0, failed_bytes=0)
@@ -67,7 +68,7 @@ def work(
         pods=controller.pods,
         pod_liveness=controller.occupancy.pod_liveness,
         unauthorized_use=controller.occupancy.unauthorized_use,
-        eraser_slot=lambda: cluster.node.devices.eraser_pool.slot(lambda: False),
+        eraser_slot=lambda shared: cluster.node.devices.eraser_pool.slot(shared, lambda: ScrubPriority.IDLE),
         progress=lambda _: None,
         keep_out_of_use=cluster.service.node.devices.keep_out_of_use,
     )
@@ -311,10 +312,10 @@ async def test_clearing_has_a_time_limit_separate_from_that_of_the_scrub() -> No
 
 @in_virtual_time
 async def test_wait_for_an_eraser_slot_does_not_count_towards_the_time_limit_of_the_scrub() -> None:
-    async with simulated_cluster(devices=3) as cluster:
+    one_slot = replace(DEFAULT, limits=replace(Limits(), eraser_slots=1))
+    async with simulated_cluster(policy=one_slot) as cluster:
         assert cluster.service is not None
-        slots = cluster.node.devices.eraser_pool
-        async with slots.slot(lambda: True), slots.slot(lambda: True):
+        async with cluster.node.devices.eraser_pool.slot(None, lambda: ScrubPriority.START_WAITS):
             waiting = cluster.service.life.start(
                 scrub.run_scrub(work(cluster, WHOLE, slow_path=10.0), lambda _: None), "scrub"
             )

@@ -149,6 +149,7 @@ async def test_gpu_with_an_xid_that_requires_a_reboot_is_quarantined_with_that_r
     async with staged() as stage:
         stage.machine.gpus[0].raise_xid(REBOOT)
         await stage.offers(1)
+        await stage.are("quarantined", "clean")
         sick, well = await stage.command_json("devices")
         assert (sick["state"], well["state"]) == ("quarantined", "clean")
         assert (sick["cause"]["code"], sick["cause"]["recoveryMethod"]) == ("xid-79", "reboot")
@@ -196,6 +197,7 @@ async def test_disabled_xids_are_ignored() -> None:
         stage.machine.gpus[0].raise_xid(REBOOT)
         stage.machine.gpus[0].raise_xid(RESET)  # reported after the other one
         await stage.offers(0)
+        await stage.logged("health.quarantined")
         assert [row["cause"] for row in await history(stage, "health.quarantined")] == [f"xid-{RESET}"]
         assert "policy.xids-disabled" in stage.service.log.read_text()
 

@@ -155,6 +155,7 @@ def test_resets_are_counted_by_method_and_outcome(
         ("leftover.process.killed", {"pid": 17}, "leftover-process", 1),
         ("leftover.pod.killed", {}, "leftover-pod", 1),
         ("unauthorized.process.killed", {"pid": 17}, "unauthorized-process", 1),
+        ("uninspected.process.killed", {"pid": 17}, "uninspected-process", 1),
         ("eraser.orphan.found", {"pid": 17, "killed": True}, "orphaned-eraser", 1),
         ("eraser.orphan.found", {"pid": 17, "killed": False}, "orphaned-eraser", 0),
     ],

@@ -153,12 +153,31 @@ def test_time_until_the_driver_is_closed_is_judged_by_the_longest_and_shown_as_a
     assert not late.met
 
 
+@pytest.mark.parametrize(("name", "reference"), [("eraser.clear", "memset"), ("eraser.verify", "memcmp")])
+def test_eraser_must_reach_nine_tenths_of_the_speed_of_memory(name: str, reference: str) -> None:
+    met, missed = (evaluate_targets([timing(name, each, 90.0)], ())[0] for each in (99.0, 101.0))
+    assert (met.met, missed.met) == (True, False)
+    assert reference in met.sentence
+
+
 def test_plugin_start_is_judged_by_its_median_and_a_rolling_update_by_the_longest_gap() -> None:
     start, gap = evaluate_targets([timing("start.plugin", 299.0, 100.0), timing("rolling-update", 17.0)], ())
     assert (start.name, start.met, gap.name, gap.met) == ("start.plugin", True, "rolling-update", False)
     assert start.measured == pytest.approx(299.0)
     assert gap.measured == pytest.approx(51.0)
     assert "3.0 times" in start.sentence
+
+
+def test_start_of_a_scrub_and_what_a_release_takes_besides_it_are_judged_by_their_p99() -> None:
+    rows = (timing("release.to-scrub", 25.0), timing("waiting.to-scrub", 26.0), timing("release.besides-scrub", 50.0))
+    targets = {each.name: each for each in evaluate_targets(rows, ())}
+    assert {name: (each.met, each.limit) for name, each in targets.items()} == {
+        "release.to-scrub": (True, 50.0),
+        "waiting.to-scrub": (False, 50.0),
+        "release.to-clean": (True, 100.0),
+    }
+    assert targets["waiting.to-scrub"].measured == pytest.approx(52.0)
+    assert "p50: 26 ms" in targets["waiting.to-scrub"].sentence
 
 
 def test_target_that_was_not_measured_is_not_judged() -> None:

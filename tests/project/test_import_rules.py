@@ -22,7 +22,8 @@ LINTER = Path(sys.executable).with_name("lint-imports")
 SIBLINGS = ("cgroups", "clock", "cuda", "journald", "kubelet", "ledger", "nvidia", "sim")
 LEAF = "scrubber.adapters.kernel_text"
 SHARED = tuple(
-    f"scrubber.adapters.{name}" for name in ("deadlines", "inotify", "locks", "procwalk", "signal_stream", "walker")
+    f"scrubber.adapters.{name}"
+    for name in ("deadlines", "inotify", "locks", "procwalk", "shared_walks", "signal_stream", "walker")
 )
 CHILD_MODULES = (
     "scrubber.adapters.children.child",
@@ -32,8 +33,10 @@ CHILD_MODULES = (
     "scrubber.adapters.cuda.zygote",
     "scrubber.adapters.nvidia.driver",
     "scrubber.adapters.nvidia.events",
+    "scrubber.adapters.nvidia.zygote",
     "scrubber.adapters.sim.driver",
     "scrubber.adapters.sim.eraser",
+    "scrubber.adapters.sim.zygote",
 )
 TOO_HEAVY_FOR_A_CHILD = ("asyncio", "grpc", "multiprocessing", "prometheus_client", "pydantic", "structlog")
 HOUSE = (
@@ -78,6 +81,11 @@ ALLOWED = {
     "scrubber.observability.tracing": ("opentelemetry", "scrubber.ports.device"),
     "scrubber.cli.main": ("scrubber.api.client", "scrubber.daemon", "plugin.kubelet.server"),
     "scrubber.adapters.walker": ("scrubber.adapters.children.child", "scrubber.adapters.procwalk"),
+    "scrubber.adapters.shared_walks": (
+        "asyncio",
+        "scrubber.adapters.children.request_pool",
+        "scrubber.adapters.walker",
+    ),
     "scrubber.backends": (
         "scrubber.adapters.nvidia.backend",
         "scrubber.adapters.sim.sim",

@@ -269,6 +269,12 @@ class SimulatedCluster:
         if self.telemetry is not None and self.serving:
             self.telemetry.happened.put_nowait(Signal(self.gpu(number).id, code))
 
+    def signal_xid(self, number: int, code: int) -> None:
+        """Let the driver report an XID of a device as an event; whether snapshots list it is up to the device."""
+        if self.telemetry is not None and self.serving:
+            self.laws.health.reported(self.gpu(number).id)
+            self.telemetry.happened.put_nowait(Signal(self.gpu(number).id, "xid", code))
+
     def restart_kubelet(self) -> None:
         """Restart the kubelet: it lists nothing for a while, and absence from its list proves nothing."""
         self.kubelet.trust = Trust.EMPTY_AFTER_RESTART

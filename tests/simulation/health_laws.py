@@ -54,6 +54,7 @@ class HealthLaws:
         self._started: dict[str, float] = {}
         self._forgiven: dict[str, float] = {}
         self._ordered: dict[str, bool] = {}
+        self._reported: set[str] = set()
 
     # -- durable rows ----------------------------------------------------------------------------------------------
 
@@ -83,6 +84,8 @@ class HealthLaws:
             self._forgiven[device] = self._wall()
         elif out and (before.health, before.cause) != (after.health, after.cause):
             self._passes[device], self._owed[device] = 0, rule.probation_scrubs + 1
+        if not after.advertised:
+            self._reported.discard(device)
         if after.advertised and not before.advertised and self._passes[device] < self._owed[device]:
             self._breach("7", f"{device} is back after {self._passes[device]} of {self._owed[device]} clean scrubs")
 
@@ -113,6 +116,10 @@ class HealthLaws:
         ):
             self._breach("7", f"{record.device} is condemned and waits for {cause.recovery_method.value}")
 
+    def reported(self, device: str) -> None:
+        """The driver reported an error of a device, which may be withheld until a check has decided about it."""
+        self._reported.add(device)
+
     # -- actions ---------------------------------------------------------------------------------------------------
 
     def resets(self, gpu: Gpu) -> None:
@@ -142,7 +149,8 @@ class HealthLaws:
             record, why = view.record, self._why_offered(view)
             if view.advertised and not why:
                 self._breach("1", f"{record.device} is offered while {record.health.value}")
-            kept_back = view.withheld and record.hygiene in (Hygiene.DIRTY, Hygiene.SCRUBBING)
+            held = record.hygiene in (Hygiene.DIRTY, Hygiene.SCRUBBING)
+            kept_back = view.withheld and (held or record.device in self._reported)
             if record.advertised and not view.advertised and not kept_back:
                 self._breach("7", f"{record.device} is {record.health.value} and not offered")
 

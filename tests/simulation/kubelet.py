@@ -96,6 +96,7 @@ class Kubelet:
         starts: how often the kubelet was started, as its socket shows.
         delay: additional seconds for every query.
         longest_pause: maximum seconds between two attempts to start a container; pauses double up to this.
+        unlogged: UIDs of pods whose containers' log files do not exist yet.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Kubelet:
         self.starts = 1
         self.delay = 0.0
         self.longest_pause = RETRY_AFTER
+        self.unlogged: set[str] = set()
         self.tenants: list[Tenant] = []
         self._uids = 0
 
@@ -275,6 +277,8 @@ class Kubelet:
 
     def starts_of(self, pod: Pod) -> Mapping[str, int]:
         """Return how often each container of ``pod`` was started, according to its logs."""
+        if pod.uid in self.unlogged:
+            return {}
         mine = (proc for proc in self._process_table.procs.values() if proc.pod == pod.uid and proc.first)
         return Counter(proc.container.rpartition("/")[2].partition("#")[0] for proc in mine)
 

@@ -319,8 +319,9 @@ class SimulatedContainers:
     def watch_end(self, pod: Pod) -> asyncio.Future[None] | None:
         self._life.check()
         assert pod.uid is not None
-        watched = self._process_table.has_cgroups and pod.uid not in self._unreadable
-        return self._process_table.next_end(pod.uid) if watched else None
+        if self._process_table.watch_error or pod.uid in self._unreadable:
+            raise Unreadable(self._process_table.watch_error or "the pod's control group cannot be read")
+        return self._process_table.next_end(pod.uid) if self._process_table.has_cgroups else None
 
     async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
         self._life.check()

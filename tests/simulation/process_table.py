@@ -190,12 +190,14 @@ class ProcessTable:
 
     Attributes:
         has_cgroups: whether containers are identified by cgroups, whose removal is observed.
+        watch_error: why no pod's end can be watched from now on; empty while they can.
     """
 
     def __init__(self, gpus: list[Gpu], opened: Callable[[Proc, Gpu], None]) -> None:
         self.gpus = {each.id: each for each in gpus}
         self.procs: dict[int, Proc] = {}
         self.has_cgroups = True
+        self.watch_error = ""
         self._opened = opened
         self._next_pid = 1000
         self._created: dict[str, list[tuple[asyncio.Future[str], set[str]]]] = {}

@@ -254,7 +254,9 @@ class Scenario:
     def a_device_fails(self, number: int, fault: str, reported: bool) -> None:
         """Let a device fail. ``reported``: whether the driver reports it, or the next check has to find it."""
         inject_fault(self.cluster, number, fault)
-        if reported:
+        if reported and fault.startswith("xid-"):
+            self.cluster.signal_xid(number, int(fault.removeprefix("xid-")))
+        elif reported:
             self.cluster.signal(number)
 
     def a_device_leaves_the_node_or_comes_back(self, number: int, present: bool, notified: bool) -> None:

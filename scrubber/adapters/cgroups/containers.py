@@ -101,12 +101,13 @@ class CgroupContainers:
         except (OSError, Unreadable):
             return None
 
-    def watch_end(self, pod: Pod) -> asyncio.Future[None] | None:
+    def watch_end(self, pod: Pod) -> asyncio.Future[None]:
+        uid = _require_uid(pod)
         try:
-            found = [cgroup for tree in self._trees for cgroup in tree.pod_cgroups(_require_uid(pod))]
-            return self._watcher.watch_end(found) if found else None
-        except (OSError, Unreadable):
-            return None
+            return self._watcher.watch_end([cgroup for tree in self._trees for cgroup in tree.pod_cgroups(uid)])
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            raise Unreadable(f"The end of pod {uid} cannot be watched: {where}{error.strerror}.") from error
 
     async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
         return await self._reader_threads(self._remaining_cgroups, _require_uid(pod))

@@ -38,6 +38,7 @@ class ChildSocket:
         self._buffer = bytearray()
         self._descriptors: list[int] = []
         self._users = 0
+        self._read_at_once = False
         self._closed = False
 
     async def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -136,10 +137,14 @@ class ChildSocket:
 
     async def _read(self) -> bytes:
         """Read at least one byte, and the descriptors sent with it, which the event loop's own functions would drop."""
+        if self._read_at_once:  # a child that sends without a pause would otherwise stop the event loop
+            await asyncio.sleep(0)
+        self._read_at_once = True
         while True:
             try:
                 return self._read_available()
             except BlockingIOError:
+                self._read_at_once = False
                 await _wait_readable(self._socket)
 
     def _read_available(self) -> bytes:

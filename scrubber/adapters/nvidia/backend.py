@@ -19,7 +19,7 @@ from scrubber.adapters.cuda.programs import ProgramLauncher
 from scrubber.adapters.nvidia.confidential import NvidiaConfidentialComputing
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, driver_arguments
-from scrubber.adapters.nvidia.event_watch import EventWatch
+from scrubber.adapters.nvidia.event_watch import EventWatch, event_zygote
 from scrubber.adapters.nvidia.gpu_control import NvmlGpuControl
 from scrubber.adapters.nvidia.holders import NvidiaHolders
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
@@ -121,7 +121,9 @@ async def nvidia_backend(
             own, DRIVER_MODULE, arguments=arguments, deadline=driver_call_timeout, environment=paths.environment()
         )
         stack.push_async_callback(questions.close)
-        watch = EventWatch(own, paths, inventory.fingerprint)
+        zygote = event_zygote(own, paths)
+        stack.push_async_callback(zygote.close)
+        watch = EventWatch(zygote, paths, inventory.fingerprint)
         stack.push_async_callback(watch.close)
         holders = NvidiaHolders(own, questions, paths, infrastructure=infrastructure, walk_deadline=walk_timeout)
         stack.push_async_callback(holders.close)

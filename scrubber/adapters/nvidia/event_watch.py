@@ -1,6 +1,7 @@
 """Collects what the driver reports on its own initiative, from one child per GPU, and the XIDs that last until a reset.
 
-Promises: a GPU that hangs costs its own child and no other GPU's events. A child that died is replaced. Events that may
+Promises: a GPU that hangs costs its own child and no other GPU's events. A child that died is replaced. The children are
+forked by one process that calls no driver, and share its memory. Events that may
 have been missed meanwhile are reported as "changed", so that the device is checked. Silence proves nothing: health is
 read from snapshots.
 
@@ -15,19 +16,22 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.children.process import Child, ChildDied, ChildNotStarted, Children
+from scrubber.adapters.children.process import Child, ChildDied, Children
+from scrubber.adapters.children.zygote_client import Zygote
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
-from scrubber.adapters.nvidia.driver_requests import count, driver_arguments, gpu_uuid, optional_count, pci_address_of
+from scrubber.adapters.nvidia.driver_requests import count, gpu_uuid, optional_count, pci_address_of
 from scrubber.adapters.signal_stream import SignalBroadcaster, SignalStream
 from scrubber.domain.device import Device
-from scrubber.domain.errors import DriverTimeout, Unreadable
+from scrubber.domain.errors import DriverTimeout, Unavailable, Unreadable
 from scrubber.domain.telemetry import Signal
 
-__all__ = ["EVENTS_MODULE", "EventWatch", "event_signal"]
+__all__ = ["EVENTS_MODULE", "EventWatch", "Forks", "event_request", "event_signal", "event_zygote"]
 
 EVENTS_MODULE = "scrubber.adapters.nvidia.events"
+_ZYGOTE_MODULE = "scrubber.adapters.nvidia.zygote"
 
 # NVML's event types (nvml.h). This process loads no NVML, so they are numbers here; a test compares them.
 _XID = 0x8
@@ -38,6 +42,27 @@ _MEMORY = frozenset({0x1, 0x2, 0x200, 0x400, 0x800, 0x1000, 0x2000})
 
 _Part = tuple[int | None, int | None]
 """A GPU instance and a compute instance; None means all of them."""
+
+
+class Forks(Protocol):
+    """Forks the children; :class:`Zygote` implements it."""
+
+    async def fork(self, program: str, *, device: str | None = None) -> Child:
+        """Return a fresh child that runs ``program``.
+
+        Raises:
+            Unavailable: there is no child, and no device was touched.
+        """
+
+
+def event_zygote(children: Children, paths: DriverPaths) -> Zygote:
+    """Return the zygote of the event children; its process starts with the first child."""
+    return Zygote(children, _ZYGOTE_MODULE, programs=(EVENTS_MODULE,), environment=paths.environment())
+
+
+def event_request(paths: DriverPaths, address: str) -> Message:
+    """Return the request to a child for the events of the GPU at ``address`` on the PCI bus."""
+    return {"proc_driver": str(paths.proc_driver), "pci_devices": str(paths.pci_devices), "address": address}
 
 
 def event_signal(device: str, kind: int, data: int) -> Signal:
@@ -84,6 +109,7 @@ class EventWatch:
     """Watches the GPUs of the last call of :meth:`follow`, from :meth:`start` to :meth:`close`.
 
     Args:
+        zygote: forks the children; the caller closes it after this.
         fingerprint: returns a text that changes when a GPU or an instance appears or disappears; called every
             ``poll_interval`` seconds.
         silence_timeout: seconds without a message after which a child is replaced; the first message may take that long
@@ -94,7 +120,7 @@ class EventWatch:
 
     def __init__(
         self,
-        children: Children,
+        zygote: Forks,
         paths: DriverPaths,
         fingerprint: Callable[[], Awaitable[str]],
         *,
@@ -102,7 +128,7 @@ class EventWatch:
         silence_timeout: float = 30.0,
         restart_delays: Sequence[float] = (1.0, 2.0, 5.0, 15.0, 60.0),
     ) -> None:
-        self._children = children
+        self._zygote = zygote
         self._paths = paths
         self._fingerprint = fingerprint
         self._poll_interval = poll_interval
@@ -335,17 +361,10 @@ class EventWatch:
 
         Sets the reason in ``unwatched_gpus``.
         """
-        gpu.child = asyncio.ensure_future(
-            self._children.start(
-                EVENTS_MODULE,
-                *(*driver_arguments(self._paths), gpu.address),
-                device=gpu.uuid,
-                environment=self._paths.environment(),
-            )
-        )
+        gpu.child = asyncio.ensure_future(self._start_child(gpu))
         try:
             child = await asyncio.shield(gpu.child)
-        except ChildNotStarted as pressure:
+        except Unavailable as pressure:
             gpu.unwatched_reason = gpu.stream_error = str(pressure)
             return False
         received = False
@@ -368,6 +387,12 @@ class EventWatch:
         if not await child.kill():
             await _wait_for_exit(child)  # another child would hang as well: one process that cannot be killed is enough
         return received
+
+    async def _start_child(self, gpu: _WatchedGpu) -> Child:
+        child = await self._zygote.fork(EVENTS_MODULE, device=gpu.uuid)
+        with suppress(ChildDied):  # its reader notices that as well
+            await child.send(event_request(self._paths, gpu.address))
+        return child
 
     def _handle_message(self, gpu: _WatchedGpu, message: Message) -> bool:
         """Handle ``message``, and return whether it shows that the child does its work, not only that it started.

@@ -5,10 +5,11 @@ for a reply of this child.
 
 There is one child per GPU, because registering attaches the GPU and can hang: a faulty GPU costs only its own child.
 NVML delivers events to the process that has registered and stores none, so this child does nothing but wait, and sends
-a heartbeat every few seconds. Runs as ``python -m scrubber.adapters.nvidia.events PROC_DRIVER PCI_DEVICES ADDRESS``.
+a heartbeat every few seconds. It is forked by :mod:`scrubber.adapters.nvidia.zygote`. The parent sends one message:
+``proc_driver`` and ``pci_devices``, the kernel's files, and ``address``, the GPU's on the PCI bus.
 
 ====================================================  ===================================================
-message                                               meaning
+message to the parent                                 meaning
 ====================================================  ===================================================
 ``registered``: types                                 from now on no event of these types is missed
 ``watching``: true                                    no event arrived, and the driver still responds
@@ -27,13 +28,12 @@ from typing import Any
 
 import pynvml
 
-from scrubber.adapters.children import child
 from scrubber.adapters.children.child import Fault, ParentSocket
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.nvidia.errors import CORRUPTED_INFOROM, NvmlFault
 from scrubber.adapters.nvidia.nvml import NvmlGpu, NvmlSession
 
-__all__ = ["EVENT_WAIT_SECONDS", "watch_events"]
+__all__ = ["EVENT_WAIT_SECONDS", "run", "watch_events"]
 
 EVENT_WAIT_SECONDS = 0.5
 """Maximum duration of one wait in the driver, in seconds: the child ends at most this long after its parent."""
@@ -116,14 +116,13 @@ def _instance(number: int) -> int | None:
     return None if int(number) == _NO_INSTANCE else int(number)
 
 
-def main() -> None:
-    link = child.connect_to_parent()
-    proc_driver, pci_devices, address = link.arguments[:3]
+def run(link: ParentSocket) -> None:
+    """Wait for events of the GPU that the parent names until the parent is gone."""
+    request = link.receive()
+    if request is None:
+        return
+    proc_driver, pci_devices = Path(str(request["proc_driver"])), Path(str(request["pci_devices"]))
     try:
-        watch_events(NvmlSession(Path(proc_driver), Path(pci_devices)).gpu(address), link, time.monotonic)
+        watch_events(NvmlSession(proc_driver, pci_devices).gpu(str(request["address"])), link, time.monotonic)
     except Fault as fault:
         link.send({"fault": fault.code, "message": fault.message})
-
-
-if __name__ == "__main__":
-    main()

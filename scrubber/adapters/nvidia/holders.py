@@ -25,14 +25,14 @@ from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.adapters.nvidia.driver_requests import count, device_request, gpu_uuid
 from scrubber.adapters.procwalk import (
     ChurningGroup,
-    DeviceNodeTarget,
     ProcessMatch,
     UnfinishedProcess,
     live_start_time,
     process_name,
     start_time,
 )
-from scrubber.adapters.walker import WALKER_MODULE, budget_within, parse_walk_report, uninspected_from, walk_request
+from scrubber.adapters.shared_walks import NodeSearch, SharedWalks
+from scrubber.adapters.walker import WALKER_MODULE, budget_within, uninspected_from
 from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import Unavailable, Unreadable
 from scrubber.domain.infrastructure import InfrastructureProcess
@@ -173,7 +173,8 @@ class NvidiaHolders:
         self._children = children
         self._driver_pool = driver_pool
         self._walk_pool = RequestPool(children, WALKER_MODULE, deadline=walk_deadline, error_type=Unavailable)
-        self._budget = budget_within(walk_deadline, process_budget)
+        budget = budget_within(walk_deadline, process_budget)
+        self._walks = SharedWalks(self._walk_pool, budget, self._own_pids)
         self._proc_devices = paths.proc_driver.parent.with_name("devices")
         self._infrastructure = infrastructure
         self._idle = idle or IdleMemory()
@@ -264,6 +265,7 @@ class NvidiaHolders:
 
     async def close(self) -> None:
         """End the children that walk over ``/proc``."""
+        await self._walks.close()
         await self._walk_pool.close()
 
     # --- scanning
@@ -271,16 +273,15 @@ class NvidiaHolders:
     async def _scan(self, device: Device, had: Collection[str], scrub: str | None) -> _HolderScan:
         usage = await self._read_usage(device)
         own, beside, not_covered = _nodes(device, self._proc_devices)
-        question = walk_request(
-            DeviceNodeTarget(own | beside),
-            excluded_pids=self._own_pids(),
-            requested_pids=usage.processes,
-            budget=self._budget,
-            priority_pods=had,
-            device_numbers=own,
-            scrub_id=scrub,
+        search = NodeSearch(
+            device=device.id,
+            numbers=own | beside,
+            own_numbers=own,
+            pids=frozenset(usage.processes),
+            priority_pods=frozenset(had),
+            scrub=scrub,
         )
-        walk = parse_walk_report(await self._walk_pool.request(device.id, question))
+        walk = await self._walks.walk(search)
         found, cut_short = walk.holders, walk.unfinished
         members = tuple(each for each in found if each.pid in usage.processes or not own.isdisjoint(each.parts))
         passing = len(found) - len(members)

@@ -6,10 +6,11 @@ would clear devices that are in use.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from scrubber.adapters.children.process import Children
@@ -18,7 +19,7 @@ from scrubber.adapters.kernel_text import value_in
 from scrubber.adapters.locks import SERVICE_LOCK
 from scrubber.adapters.sim import lease
 from scrubber.adapters.sim.diagnostics import SimDiagnostics
-from scrubber.adapters.sim.erasure import SimEraser
+from scrubber.adapters.sim.erasure import SimEraser, eraser_zygote
 from scrubber.adapters.sim.holders import SimHolders
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import load_node
@@ -45,6 +46,7 @@ async def sim_backend(
     """
     backend = SimBackend(directory, driver_call_timeout=driver_call_timeout, infrastructure=infrastructure)
     await backend.start()
+    warming = asyncio.create_task(backend.warm_up())  # meanwhile the service starts; the first scrub waits for it
     try:
         yield DeviceBackend(
             inventory=backend.inventory,
@@ -57,6 +59,8 @@ async def sim_backend(
             children=backend.children,
         )
     finally:
+        warming.cancel()
+        await asyncio.wait({warming})
         await backend.close()
 
 
@@ -101,7 +105,8 @@ class SimBackend:
         self.settings = SimSettings(self.inventory, self._driver_pool)
         self.resetter = SimResetter(self.inventory, self.holders, self.children, node)
         self.diagnostics = SimDiagnostics(self.inventory, self.children, self._directory / "locks")
-        self.eraser = SimEraser(self.inventory, self.children, self._directory / "locks")
+        self.zygote = eraser_zygote(self.children)
+        self.eraser = SimEraser(self.inventory, self.zygote, self._directory / "locks")
 
     async def start(self) -> None:
         """Lock the node, check it and start to watch it; children start with the first request.
@@ -127,6 +132,11 @@ class SimBackend:
             self._release_node()
             raise
 
+    async def warm_up(self) -> None:
+        """Load the eraser; where that is impossible, the first scrub reports it."""
+        with suppress(Unavailable):
+            await self.zygote.warm_up()
+
     async def close(self) -> None:
         """End every child and close every stream of signals, then unlock the node.
 
@@ -136,6 +146,7 @@ class SimBackend:
         try:
             await self._driver_pool.close()
             await self._walk_pool.close()
+            await self.zygote.close()
             await self.children.close()
         finally:
             self._release_node()

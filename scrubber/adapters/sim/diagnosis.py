@@ -22,10 +22,11 @@ from scrubber.adapters.children.child import Fault, ParentSocket
 from scrubber.adapters.children.diagnostics import CheckTally, CheckTimeBudget
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.sim.eraser import (
+    BlockPattern,
     ClearingFaults,
     FenceBroken,
     LeaseFence,
-    block_pattern,
+    count_differences,
     open_memory,
     release_space,
     restore_file,
@@ -80,11 +81,11 @@ class SimDiagnosis:
         The next round continues after the last chunk of this one, so that short rounds eventually cover all of a large
         memory.
         """
-        nonce = int.from_bytes(os.urandom(8), "big")
+        pattern = BlockPattern(_CHUNK)
         half_over = allotment.halfway_check("memory-pattern")
         written: list[tuple[int, int]] = []
         for offset, size in self._chunks_from(self._next):
-            content = block_pattern(nonce, offset, size)
+            content = pattern.at(offset, size)
             with self.pattern.measure_time():
                 self._write(offset, content)
             written.append((offset, size))
@@ -95,10 +96,10 @@ class SimDiagnosis:
             os.pwrite(self._memory, _TAMPERED[: self._total], written[0][0])
         for offset, size in written:
             self._check_fence()
-            expected = block_pattern(nonce, offset, size)
+            expected = pattern.at(offset, size)
             with self.pattern.measure_time():
                 found = self._read(offset, size)
-            self.pattern.errors += _differences(found, expected)
+            self.pattern.errors += count_differences(found, expected)
             self.pattern.amount += 2 * size
 
     def _matrix_round(self) -> None:
@@ -123,7 +124,7 @@ class SimDiagnosis:
             with self.to_host.measure_time():
                 found = self._read(offset, size)
             self.to_host.amount += size
-            self.to_host.errors += _differences(found, sent)
+            self.to_host.errors += count_differences(found, sent)
             self._next = (offset + size) % self._total
             return
 
@@ -131,7 +132,7 @@ class SimDiagnosis:
         for offset, size in self._chunks_from(0):
             self._write(offset, _ZEROS[:size])
         for offset, size in self._chunks_from(0):
-            self.pattern.errors += _differences(self._read(offset, size), _ZEROS[:size])
+            self.pattern.errors += count_differences(self._read(offset, size), _ZEROS[:size])
         release_space(self._memory, self._total)
         self._fence.check()
 
@@ -178,10 +179,6 @@ def _by_outer_products(rows: _Matrix, columns: _Matrix) -> _Matrix:
             factor = row[inner]
             sums[:] = [before + factor * each for before, each in zip(sums, across, strict=True)]
     return result
-
-
-def _differences(found: bytes, expected: bytes) -> int:
-    return 0 if found == expected else sum(one != other for one, other in zip(found, expected, strict=True))
 
 
 def diagnose(link: ParentSocket, request: Message) -> Message:

@@ -1,4 +1,4 @@
-"""Clears a simulated device: one eraser child per scrub, killed at its deadline, never two at once."""
+"""Clears a simulated device: one eraser child per scrub, forked by a zygote, killed at its deadline, never two at once."""
 
 from __future__ import annotations
 
@@ -9,33 +9,41 @@ from scrubber.adapters.children.eraser_report import parse_byte_count, parse_sec
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.orphans import terminate_lock_holder
 from scrubber.adapters.children.process import ChildDied, Children
+from scrubber.adapters.children.zygote_client import Zygote
 from scrubber.adapters.deadlines import stall_tolerant_timeout
 from scrubber.adapters.locks import lock_holder, lock_path
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import SimDevice
 from scrubber.domain.device import Device
-from scrubber.domain.errors import DriverTimeout, Unreadable
+from scrubber.domain.errors import DriverTimeout, Unavailable, Unreadable
 from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest
 
-__all__ = ["SimEraser"]
+__all__ = ["ERASER_MODULE", "SimEraser", "eraser_zygote"]
 
-_MODULE = "scrubber.adapters.sim.eraser"
+ERASER_MODULE = "scrubber.adapters.sim.eraser"
+
+_ZYGOTE_MODULE = "scrubber.adapters.sim.zygote"
 _NICE = 19
+
+
+def eraser_zygote(children: Children) -> Zygote:
+    """Return the zygote that forks the erasers of a node; its process starts with the first of them."""
+    return Zygote(children, _ZYGOTE_MODULE, programs=(ERASER_MODULE,), nice=_NICE)
 
 
 class SimEraser:
     """:class:`scrubber.ports.Eraser` on the memory file. ``locks`` is the directory of the devices' lock files."""
 
-    def __init__(self, inventory: SimInventory, children: Children, locks: Path) -> None:
+    def __init__(self, inventory: SimInventory, zygote: Zygote, locks: Path) -> None:
         self._inventory = inventory
-        self._children = children
+        self._zygote = zygote
         self._locks = locks
 
     async def erase(
         self, device: Device, request: EraseRequest, progress: Callable[[EraseProgress], None]
     ) -> EraseReport:
         found = self._inventory.find_sim_device(device)
-        child = await self._children.start(_MODULE, device=device.id, nice=_NICE)
+        child = await self._zygote.fork(ERASER_MODULE, device=device.id)
         try:
             async with stall_tolerant_timeout(
                 request.deadline
@@ -48,6 +56,11 @@ class SimEraser:
                 f"The eraser of device {device.index} did not finish within {request.deadline:g} s; {how}."
             ) from error
         except ChildDied as died:
+            if await self._zygote.died_with_zygote(child):
+                raise Unavailable(
+                    f"The eraser of device {device.index} was killed together with its zygote; the kernel log shows "
+                    "whether memory was short. This is retried."
+                ) from died
             raise Unreadable(f"The eraser of device {device.index} gave no valid report: {died}") from died
         finally:
             gone = await child.kill()

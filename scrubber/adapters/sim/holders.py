@@ -99,7 +99,7 @@ class SimHolders:
         found = self._inventory.find_sim_device(device)
         scan = await self._scan(device, found, pod_uids, scrub)
         hung = _hung_processes(scan.report)
-        if hung or scan.is_untraced or not scan.report.holders:
+        if hung or scan.is_untraced or (scan.report.unfinished and not scan.report.holders):
             await asyncio.sleep(self._confirm_seconds)
             scan = await self._scan(device, found, pod_uids, scrub)
             hung &= _hung_processes(scan.report)

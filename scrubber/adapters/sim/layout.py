@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from scrubber.adapters.locks import SERVICE_LOCK, is_device_id
-from scrubber.domain.device import Access, AccessKind, Device
+from scrubber.domain.device import Access, AccessKind, Device, SharedResource
 from scrubber.domain.errors import DeviceLost, InvalidConfiguration, ScrubberError, Unreadable
 
 __all__ = [
     "DRIVER_VERSION",
     "FORMAT_VERSION",
+    "HOST_MEMORY",
     "SimDevice",
     "SimNode",
     "current_settings",
@@ -49,6 +50,9 @@ __all__ = [
 
 FORMAT_VERSION = 1
 DRIVER_VERSION = "sim-1"
+HOST_MEMORY = SharedResource("host memory", 2 * len(os.sched_getaffinity(0)))
+"""A simulated device's memory is the host's, and clearing it keeps a CPU busy; while one eraser starts or ends, another
+one can work."""
 _MAX_BYTES = 1 << 46
 _MAX_INODE = (1 << 64) - 1
 _MAX_NUMA_NODE = 1023
@@ -195,6 +199,7 @@ def read_device(directory: Path, index: str, model: str) -> SimDevice:
         numa_node=numa,
         peers=_texts(path, document, "peers"),
         access=(Access(AccessKind.MOUNT, str(memory), f"/dev/simgpu{index.replace(':', '-')}"),),
+        shared_resource=HOST_MEMORY,
     )
     return SimDevice(
         device,

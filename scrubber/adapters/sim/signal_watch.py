@@ -17,6 +17,7 @@ from scrubber.domain.telemetry import Signal
 __all__ = ["SignalWatch", "fault_signals"]
 
 _STRUCTURE = frozenset({"node.json", "device.json", "memory", "devices", "instances", ""})
+_FAULTS = "control.json"
 _DEBOUNCE_SECONDS = 0.005
 """Seconds after a change during which further changes are left in the kernel's queue.
 
@@ -89,15 +90,21 @@ class SignalWatch:
     def _handle_changes(self) -> None:
         if self._inotify is None:
             return
+        changes = [
+            (place, name)
+            for place, name in dict.fromkeys(self._inotify.read())
+            if name == _FAULTS or name in _STRUCTURE or name.isdigit()
+        ]
+        if not changes:  # a temporary file, which is about to replace one of these: the next change must not wait
+            return
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._inotify.fileno())
         self._debounce = loop.call_later(_DEBOUNCE_SECONDS, self._resume_reading)
         signals: list[Signal] = []
-        changes = dict.fromkeys(self._inotify.read())
         if any(name in _STRUCTURE or name.isdigit() for _, name in changes):
             signals += self._scan_all()
         for place, name in changes:
-            if name == "control.json":
+            if name == _FAULTS:
                 signals += self._scan_node() if place == self._directory else self._scan_device(place)
             elif name in ("device.json", "memory"):
                 signals += [Signal(id_, "changed") for id_ in self._affected_ids(place)]

@@ -17,7 +17,7 @@ from scrubber.domain.health.signal_table import (
 )
 from scrubber.domain.policy import Policy
 from scrubber.domain.states import RecoveryMethod
-from scrubber.domain.telemetry import LIFETIME_COUNTERS, Snapshot
+from scrubber.domain.telemetry import LIFETIME_COUNTERS, Signal, Snapshot
 
 __all__ = [
     "baseline_findings",
@@ -25,6 +25,7 @@ __all__ = [
     "fault_finding",
     "lifetime_findings",
     "recovery_method",
+    "reported_fault",
     "settings_differences",
     "snapshot_findings",
 ]
@@ -36,6 +37,18 @@ def recovery_method(code: str, policy: Policy) -> RecoveryMethod:
     if number is not None:
         return ERROR_CLASSES[policy.error_class(number)].recovery_method
     return policy.signals.classify(code).recovery_method
+
+
+def reported_fault(signal: Signal, policy: Policy) -> str:
+    """Return the error in ``signal`` that takes its device out of service, with its meaning; empty if there is none.
+
+    No answer of the driver can change that: where the driver requests an action itself, its request is a fault as well.
+    """
+    errors = policy.signals.errors
+    if signal.code != errors.prefix or signal.value is None:
+        return ""
+    meaning = ERROR_CLASSES[policy.error_class(signal.value)]
+    return f"{errors.name} {signal.value}, which {meaning.message}" if meaning.severity is Severity.FAULT else ""
 
 
 def snapshot_findings(

@@ -41,7 +41,7 @@ class NodeContext:
         resources: returns the kubelet's resources that advertise the device of a record, as far as they are known.
         records: returns the records of all devices.
         breaker: limits on recoveries.
-        eraser_pool: limits how many erasers run at once.
+        eraser_pool: limits how many children work on devices at once.
     """
 
     on_change: Callable[[], None]
@@ -111,7 +111,7 @@ class DeviceController:
             recovery_blocker=self.reset_gate.blocker,
             unauthorized_users=self.occupancy.unauthorized_users,
             holders=self.occupancy.holders,
-            withheld=refusals.withheld_message(self.id) if self.is_withheld else "",
+            withheld=self._withheld_message,
             uninspected_processes=self.scrubs.uninspected_processes,
         )
 
@@ -119,7 +119,7 @@ class DeviceController:
     def advertised(self) -> bool:
         """Whether the device is advertised to the kubelet as healthy."""
         record = self.state.record
-        if record.advertised or record.quarantined_by_operator:
+        if record.quarantined_by_operator or (record.advertised and not self.health.reported_fault):
             return record.advertised and not self.is_withheld
         policy = self.state.policy
         if policy.enforcement is Enforcement.OBSERVE:
@@ -143,6 +143,15 @@ class DeviceController:
             return False
         lasted = self._clock.monotonic() - since >= _WITHHOLD_AFTER
         return lasted and not self.pods.reading.all_assignments(self.id)
+
+    @property
+    def _withheld_message(self) -> str:
+        """The message for a pod's status why the device is not advertised although it is in service, or empty."""
+        if self.is_withheld:
+            return refusals.withheld_message(self.id)
+        if self.health.reported_fault and self.state.record.advertised and not self.advertised:
+            return refusals.fault_reported_message(self.id, self.health.reported_fault)
+        return ""
 
     def _is_still_given(self) -> bool:
         """Whether the kubelet still assigns the device to a granted pod, as far as known; if not, it would offer it."""

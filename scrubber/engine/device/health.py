@@ -20,9 +20,16 @@ from scrubber.domain.formatting import format_duration
 from scrubber.domain.health.breaker import is_out_for_soft_signal
 from scrubber.domain.health.history import quarantines_by_tenant
 from scrubber.domain.health.recovery import after_findings
-from scrubber.domain.health.signals import baseline_findings, fault_finding, lifetime_findings, snapshot_findings
+from scrubber.domain.health.signals import (
+    baseline_findings,
+    fault_finding,
+    lifetime_findings,
+    reported_fault,
+    snapshot_findings,
+)
 from scrubber.domain.record import BreakGlass, DeviceRecord
 from scrubber.domain.states import ADVERTISED, OPERATOR_CAUSE, Cause, Health, RecoveryMethod
+from scrubber.domain.telemetry import Signal
 from scrubber.engine import events
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
@@ -47,6 +54,9 @@ class DeviceHealth:
     Args:
         breaker: decides whether a device may be quarantined for a soft signal.
         records: returns the records of all devices of the node.
+
+    Attributes:
+        reported_fault: the fault that the driver reported since the last check began, with its meaning; empty if none.
     """
 
     def __init__(
@@ -64,11 +74,28 @@ class DeviceHealth:
         self._silent_since: float | None = None
         self._warned_at: dict[str, float] = {}
         self._reported_at: dict[str, float] = {}
+        self.reported_fault = ""
+        self._faults_reported = 0
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
+    # See docs/decisions/0003-one-transaction-per-decision.md.
+    def note_signal(self, signal: Signal) -> None:
+        """Withhold the device until its next check if ``signal`` reports a fault.
+
+        The check waits for the driver and for the disk, and the driver of a faulty device may not answer.
+        """
+        fault = reported_fault(signal, self._state.policy)
+        if not fault:
+            return
+        self._faults_reported += 1
+        if not self.reported_fault:
+            self.reported_fault = fault
+            self._state.on_change()
+
     async def check(self) -> tuple[Finding, ...]:
         """Query the driver about the device, and report the findings."""
+        faults_reported = self._faults_reported
         try:
             snapshot = await self._dependencies.telemetry.snapshot(self._state.device)
             await self._forget_errors(self._state.policy.signals.finding_codes(snapshot.errors))
@@ -85,6 +112,10 @@ class DeviceHealth:
         else:
             self._silent_since = None
         await self.report(findings)
+        # A fault that was reported since the check began may be missing in its findings.
+        if self.reported_fault and faults_reported == self._faults_reported:
+            self.reported_fault = ""
+            self._state.on_change()
         return findings
 
     async def _forget_errors(self, listed: Collection[str]) -> None:

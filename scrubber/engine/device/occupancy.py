@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from scrubber.domain.assignment import Assignment, Pod, Process
-from scrubber.domain.errors import DeviceBusy, LedgerFailure, NotReady, Unreadable
+from scrubber.domain.errors import DeviceBusy, DeviceFault, LedgerFailure, NotReady, Unreadable
 from scrubber.domain.evidence import Finding
 from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.infrastructure import NamedHolder
-from scrubber.domain.pods import PodLiveness
+from scrubber.domain.pods import PodLiveness, PodState
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.states import Hygiene
 from scrubber.domain.telemetry import HolderKind
@@ -132,21 +132,30 @@ class Occupancy:
         """Whether a start waits in :meth:`wait_for_end`."""
         return self._waiting_starts > 0
 
+    @property
+    def next_end(self) -> asyncio.Event:
+        """Set by the next call of :meth:`note_container_end`."""
+        return self._container_ended
+
     def note_container_end(self) -> None:
         """Note that a container of a pod that has the device ended: starts that wait decide again at once."""
         self._container_ended.set()
         self._container_ended = asyncio.Event()
 
-    async def wait_for_end(self, seconds: float) -> bool:
-        """Wait ``seconds``, or until :meth:`note_container_end`; return whether that was called."""
-        ended, self._waiting_starts = self._container_ended, self._waiting_starts + 1
+    async def wait_for_end(self, end: asyncio.Event, seconds: float) -> bool:
+        """Wait ``seconds``, or until ``end`` is set; return whether it was.
+
+        Args:
+            end: :attr:`next_end` of a moment before the caller read anything: an end in the meantime counts.
+        """
+        self._waiting_starts += 1
         try:
             with suppress(TimeoutError):
                 async with self._dependencies.clock.timeout(seconds):
-                    await ended.wait()
+                    await end.wait()
         finally:
             self._waiting_starts -= 1
-        return ended.is_set()
+        return end.is_set()
 
     async def is_held(self) -> bool:
         """Return whether a process holds the device now; track for how long none did.
@@ -342,6 +351,41 @@ class Occupancy:
                 fields = {"tenant": self._state.record.tenant}
                 event = Event("device.released", self._dependencies.clock.wall(), self._state.id, fields=fields)
                 await self._state.commit(LedgerChange(events=(event,)), self._state.record.after_release())
+
+    async def release_if_over(self) -> None:
+        """Release the device if it is in use and every pod that was granted it is done with it."""
+        record = self._state.record
+        if record.hygiene is Hygiene.IN_USE and await self._is_over():
+            await self.release(record)
+
+    async def _is_over(self) -> bool:
+        """Whether every pod that was granted the device has ended, or is no longer listed and over or a proved leftover.
+
+        A pod that no source names may be anywhere: its device is released only by the next hand-over, except when the
+        device is out of service and was not seen held for the idle period of unknown pods. Otherwise it could never
+        return to service.
+        """
+        standings = await self.pod_liveness()
+        for grant, where in standings:
+            if where.state is PodState.ALIVE:
+                return False
+            if grant.pod is None and self._state.record.advertised:
+                return False
+            if grant.pod is not None and not where.ended and not self._pods.is_absent(grant.pod):
+                return False
+        if not standings:
+            return False
+        try:
+            held = await self.is_held()
+        except DeviceFault:
+            if self._state.record.advertised:
+                raise
+            held = False  # out of service and answers no query; once released, it is dirty and checked again
+        # A leftover explains why the device is held; otherwise a process without a grant holds it.
+        if not held or any(where.state is PodState.LEFTOVER for _, where in standings):
+            return True
+        # No pod starts on a device that is out of service, so only this check detects a holder without a process.
+        return not self._state.record.advertised and await self.is_held_without_process()
 
     async def adopt(self, assignment: Assignment | None = None, baseline: tuple[Process, ...] = ()) -> None:
         """Leave the device with a pod that got it without a hand-over; it is scrubbed once that pod is over.

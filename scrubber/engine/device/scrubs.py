@@ -31,7 +31,7 @@ from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.occupancy import Occupancy
 from scrubber.engine.device.reset_gate import ResetGate
 from scrubber.engine.device.state import DeviceState
-from scrubber.engine.eraser_pool import EraserPool
+from scrubber.engine.eraser_pool import EraserPool, ScrubPriority
 from scrubber.engine.pods import PodTracker
 from scrubber.engine.scrub import ScrubJob, ScrubResult
 from scrubber.engine.steps.context import ScrubContext
@@ -175,7 +175,7 @@ class Scrubs:
                 job = ScrubJob(started, operator_ordered=bool(reset_reason), previous_certificate=proved)
                 work = replace(
                     self._context(job.id, plan=plan, record=after, starting_pod=starting_pod),
-                    eraser_slot=lambda: self._eraser_pool.slot(lambda: job.is_urgent),
+                    eraser_slot=lambda shared: self._eraser_pool.slot(shared, lambda: self._priority(job)),
                     progress=job.report_progress,
                     report_wait=job.report_wait,
                 )
@@ -186,6 +186,11 @@ class Scrubs:
 
             # A caller that is cancelled stops waiting; the scrub that it started continues.
             return await run_to_completion(store_and_begin())
+
+    def _priority(self, job: ScrubJob) -> ScrubPriority:
+        if job.has_waiters:
+            return ScrubPriority.START_WAITS
+        return ScrubPriority.RESERVED if self._state.is_reserved else ScrubPriority.IDLE
 
     def _may_start(self, *, recover: bool) -> bool:
         """Return whether the conditions that the caller checked without the lock still hold."""

@@ -109,6 +109,14 @@ class DeviceState:
         """Whether the device was allocated again since its last grant, as far as known."""
         return self.allocations != self._allocations_granted
 
+    @property
+    def is_reserved(self) -> bool:
+        """Whether the kubelet is known to have allocated the device since its last grant.
+
+        Unlike :attr:`allocated_since`, this does not count what may have happened before the start of the service.
+        """
+        return self.allocations > max(self._allocations_granted, 1)
+
     def count_allocation(self) -> None:
         """Count an allocation: one that the kubelet made, or may have made while the service could not be notified."""
         self.allocations += 1

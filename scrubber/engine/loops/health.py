@@ -43,6 +43,7 @@ async def follow_signals(node: Node, *, dependencies: Dependencies) -> None:
             if signal.device is None:
                 node.devices.inventory_changed.set()
             for controller in _concerned(node, signal.device):
+                controller.health.note_signal(signal)
                 if controller.id in running:
                     again.add(controller.id)
                 else:

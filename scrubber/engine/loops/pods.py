@@ -10,8 +10,7 @@ import asyncio
 from functools import partial
 
 from scrubber.domain.assignment import KubeletReading, Pod, Trust, presumed_sandbox
-from scrubber.domain.errors import DeviceFault, ScrubberError, Unreadable
-from scrubber.domain.pods import PodState
+from scrubber.domain.errors import ScrubberError, Unreadable
 from scrubber.domain.states import Hygiene
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
@@ -20,6 +19,9 @@ from scrubber.engine.node import Node
 from scrubber.ports.record import Event
 
 __all__ = ["follow_pod_ends", "watch_pods"]
+
+_WATCH_AGAIN = 10.0
+"""Seconds until a pod whose end cannot be watched is tried again. Meanwhile the kubelet's list shows its end."""
 
 
 async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float) -> None:
@@ -59,33 +61,68 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
 
 async def follow_pod_ends(node: Node, *, dependencies: Dependencies) -> None:
     """Release devices as soon as the kernel shows that their pods have ended."""
-    following: dict[Pod, asyncio.Task[None]] = {}
+    following: dict[tuple[Pod, str], asyncio.Task[None]] = {}
+    failures = _WatchFailures(dependencies)
     version = 0
     async with asyncio.TaskGroup() as group:
         while True:
-            pods = {
-                grant.pod
+            # The container that was started is part of the key: the pod may have ended before it was identified.
+            starts = {
+                (grant.pod, grant.started)
                 for record in node.devices.records()
                 if record.hygiene is Hygiene.IN_USE
                 for grant in record.open_grants
                 if grant.pod is not None and grant.pod.uid is not None
             }
-            for pod in following.keys() - pods:
-                following.pop(pod).cancel()
-            for pod in pods:
-                if pod not in following:
-                    following[pod] = group.create_task(
-                        _follow_pod_end(node, pod, dependencies), name=f"end of pod {pod.uid}"
-                    )
+            for start in following.keys() - starts:
+                following.pop(start).cancel()
+            for start in starts - following.keys():
+                pod, _ = start
+                following[start] = group.create_task(
+                    _follow_pod_end(node, pod, failures, dependencies), name=f"end of pod {pod.uid}"
+                )
+            failures.keep({pod for pod, _ in starts})
             version = (await node.wait_for_change(version)).version
 
 
-async def _follow_pod_end(node: Node, pod: Pod, dependencies: Dependencies) -> None:
+class _WatchFailures:
+    """Reports that the ends of pods are not watched, once until all are watched again."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._unwatched: set[Pod] = set()
+        self._reported = False
+
+    def keep(self, pods: set[Pod]) -> None:
+        """Forget all other pods: they have ended."""
+        self._unwatched &= pods
+
+    def note(self, pod: Pod, error: Unreadable | None) -> None:
+        """Note why the end of ``pod`` cannot be watched; None if it is."""
+        journal, now = self._dependencies.journal, self._dependencies.clock.wall()
+        self._unwatched = self._unwatched - {pod} if error is None else self._unwatched | {pod}
+        if error is not None and not self._reported:
+            journal.record([Event("pods.watch-failed", now, fields={"message": str(error)})])
+        if self._reported and not self._unwatched:
+            journal.record([Event("pods.watched", now)])
+        self._reported = bool(self._unwatched)
+
+
+async def _follow_pod_end(node: Node, pod: Pod, failures: _WatchFailures, dependencies: Dependencies) -> None:
     """Check the devices of ``pod`` now and whenever one of its containers ends."""
-    while (ended := dependencies.pod_cgroups.watch_end(pod)) is not None:
+    while True:
+        try:
+            ended = dependencies.pod_cgroups.watch_end(pod)
+        except Unreadable as error:
+            failures.note(pod, error)
+            await dependencies.clock.sleep(_WATCH_AGAIN)
+            continue
+        failures.note(pod, None)
+        if ended is None:
+            return
         try:
             checks = [
-                run_check(controller, partial(_note_container_end, controller, dependencies))
+                run_check(controller, partial(_note_container_end, controller))
                 for controller in node.devices.controllers.values()
                 if any(grant.pod == pod for grant in controller.state.record.open_grants)
             ]
@@ -162,21 +199,14 @@ async def _check_pods(controller: DeviceController, reading: KubeletReading, dep
     # Only here: two samples in quick succession could take a helper of the runtime for a container's first process.
     for grant in controller.state.record.open_grants if controller.state.record.hygiene is Hygiene.IN_USE else ():
         await controller.pods.sample_processes(grant)
-    await _release_if_over(controller, dependencies)
+    await controller.occupancy.release_if_over()
 
 
-async def _note_container_end(controller: DeviceController, dependencies: Dependencies) -> None:
+async def _note_container_end(controller: DeviceController) -> None:
     """Release the device if its pods have ended, unless a start waits: that one decides whether a scrub is needed."""
-    if controller.occupancy.has_waiting_start:
-        controller.occupancy.note_container_end()
-    else:
-        await _release_if_over(controller, dependencies)
-
-
-async def _release_if_over(controller: DeviceController, dependencies: Dependencies) -> None:
-    record = controller.state.record
-    if record.hygiene is Hygiene.IN_USE and await _is_released(controller, dependencies):
-        await controller.occupancy.release(record)
+    if not controller.occupancy.has_waiting_start:
+        await controller.occupancy.release_if_over()
+    controller.occupancy.note_container_end()
 
 
 async def _name_last_grant(controller: DeviceController, reading: KubeletReading, dependencies: Dependencies) -> None:
@@ -206,33 +236,3 @@ async def _name_last_grant(controller: DeviceController, reading: KubeletReading
     except Unreadable:
         return
     await controller.occupancy.record_grant_pod(last.sequence, assignment, baseline)
-
-
-async def _is_released(controller: DeviceController, dependencies: Dependencies) -> bool:
-    """Whether every pod that was granted the device has ended, or is no longer listed and over or a proved leftover.
-
-    A pod that no source names may be anywhere: its device is released only by the next hand-over, except when the
-    device is out of service and was not seen held for the idle period of unknown pods. Otherwise it could never return
-    to service.
-    """
-    standings = await controller.occupancy.pod_liveness()
-    for grant, where in standings:
-        if where.state is PodState.ALIVE:
-            return False
-        if grant.pod is None and controller.state.record.advertised:
-            return False
-        if grant.pod is not None and not where.ended and not controller.pods.is_absent(grant.pod):
-            return False
-    if not standings:
-        return False
-    try:
-        held = await controller.occupancy.is_held()
-    except DeviceFault:
-        if controller.state.record.advertised:
-            raise
-        held = False  # out of service and answers no query; once released, it is dirty and checked again
-    # A leftover explains why the device is held; otherwise a process without a grant holds it.
-    if not held or any(where.state is PodState.LEFTOVER for _, where in standings):
-        return True
-    # No pod starts on a device that is out of service, so only this check detects a holder without a process.
-    return not controller.state.record.advertised and await controller.occupancy.is_held_without_process()

@@ -64,12 +64,9 @@ async def follow_policy(
 
 def _restart_message(before: Policy, now: Policy) -> str | None:
     """Return a message about changed settings that a service reads only at its start; None when none changed."""
-    pairs = {
-        "limits.driverCall": (before.limits.driver_call, now.limits.driver_call),
-        "limits.eraserSlots": (before.limits.eraser_slots, now.limits.eraser_slots),
-    }
-    names = [name for name, (old, new) in pairs.items() if old != new]
-    return f"Changes of {' and '.join(names)} take effect at the next start of the service." if names else None
+    if before.limits.driver_call == now.limits.driver_call:
+        return None
+    return "Changes of limits.driverCall take effect at the next start of the service."
 
 
 async def _record_event(event: Event, dependencies: Dependencies) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from scrubber.domain.assignment import Pod
-from scrubber.domain.device import Device
+from scrubber.domain.device import Device, SharedResource
 from scrubber.domain.evidence import Attestation, Finding, Severity, Step
 from scrubber.domain.infrastructure import NamedHolder, ProcessOwner
 from scrubber.domain.pods import PodLiveness
@@ -29,7 +29,8 @@ class ScrubContext:
     Attributes:
         pod_liveness: returns the current liveness of the pod of each open grant.
         unauthorized_use: observed unauthorized use of the device.
-        eraser_slot: holds one of the node's eraser slots while open; checks need none.
+        eraser_slot: holds one of the node's eraser slots while open, for work that shares the given resource; checks
+            need none.
         progress: receives the eraser's progress.
         keep_out_of_use: keeps other devices, given by ID, out of use while open; raises ``DeviceBusy`` when one is in
             use.
@@ -51,7 +52,7 @@ class ScrubContext:
     pod_liveness: Callable[[], Awaitable[list[tuple[Grant, PodLiveness]]]]
     unauthorized_use: UnauthorizedUseTracker
     keep_out_of_use: Callable[[Iterable[str]], AbstractAsyncContextManager[None]]
-    eraser_slot: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    eraser_slot: Callable[[SharedResource | None], AbstractAsyncContextManager[None]] = lambda _: nullcontext()
     progress: Callable[[EraseProgress], None] = lambda _: None
     starting_pod: Pod | None = None
     erase_reports: list[EraseReport] = field(default_factory=list)

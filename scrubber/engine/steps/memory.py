@@ -25,7 +25,7 @@ async def clear_memory(context: ScrubContext) -> StepResult:
         deadline=limit,
         on_chip=Step.ON_CHIP in context.plan.steps,
     )
-    async with context.eraser_slot():
+    async with context.eraser_slot(context.device.shared_resource):
         start = dependencies.clock.monotonic()
         try:
             report = await dependencies.eraser.erase(context.device, request, context.progress)

@@ -136,6 +136,7 @@ _KILLED_BY_EVENT: Final = {
     "leftover.process.killed": "leftover-process",
     "leftover.pod.killed": "leftover-pod",
     "unauthorized.process.killed": "unauthorized-process",
+    "uninspected.process.killed": "uninspected-process",
     "eraser.orphan.found": "orphaned-eraser",
 }
 """Event → what was killed."""

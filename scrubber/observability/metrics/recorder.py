@@ -70,6 +70,7 @@ class MetricsRecorder:
             "residue.unexplained": scrubs.on_unexplained_residue,
             "scrub.finished": scrubs.on_finished,
             "unauthorized.process.killed": scrubs.on_killed,
+            "uninspected.process.killed": scrubs.on_killed,
             "unauthorized.use.detected": quarantines.on_unauthorized_use,
         }
 

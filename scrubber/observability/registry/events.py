@@ -193,7 +193,7 @@ _HANDOVERS: Final = (
         ("device", "verdict", "message"),
         "The device is reported to the kubelet as unhealthy, and `message` has the reason. `verdict` is `withheld` (out of "
         "service, gone from the node, or no service is available), `held` (a process without a grant has held it for a "
-        "minute) or `unknown` (no service that is ready has reported the device's state yet).",
+        "minute, or its driver has just reported a fault and it is being checked) or `unknown` (no service that is ready has reported the device's state yet).",
     ),
     _audited(
         "grant.identified",
@@ -583,6 +583,15 @@ _SERVICE: Final = (
         "The service is not certain which pod has which device. Runbook `ScrubberKubeletUntrusted`.",
     ),
     _service("kubelet.trusted", INFO, (), "It is certain again."),
+    _service(
+        "pods.watch-failed",
+        WARNING,
+        ("message",),
+        "The kernel does not report the ends of some pods: a limit of inotify is reached, or a cgroup cannot be read. Their "
+        "devices are released one to two seconds later, by the kubelet's list. Tried again every 10 seconds; `scrubber "
+        "doctor` names the limit.",
+    ),
+    _service("pods.watched", INFO, (), "The ends of all pods are reported again."),
     _service(
         "reset.not-announced",
         WARNING,

@@ -211,8 +211,14 @@ UNEXPLAINED_RESIDUE_BYTES: Final = MetricDeclaration(
 KILLS: Final = MetricDeclaration(
     "scrubber_kills_total",
     _COUNTER,
-    "Kills by target: leftover processes, leftover pods, unauthorized processes and orphaned erasers.",
-    (MetricLabel("target", ("leftover-process", "leftover-pod", "unauthorized-process", "orphaned-eraser")),),
+    "Kills by target: leftover processes, leftover pods, processes that used a device without a grant or that could not be "
+    "inspected, and orphaned erasers.",
+    (
+        MetricLabel(
+            "target",
+            ("leftover-process", "leftover-pod", "unauthorized-process", "uninspected-process", "orphaned-eraser"),
+        ),
+    ),
 )
 RESETS: Final = MetricDeclaration(
     "scrubber_resets_total",
@@ -235,7 +241,10 @@ RESETS: Final = MetricDeclaration(
     ),
 )
 ERASER_SLOTS: Final = MetricDeclaration(
-    "scrubber_eraser_slots", _GAUGE, "Slots of the eraser pool, by state.", (MetricLabel("state", ("busy", "free")),)
+    "scrubber_eraser_slots",
+    _GAUGE,
+    "Slots of the eraser pool, by state. Free ones: how many more devices of the node could be cleared now.",
+    (MetricLabel("state", ("busy", "free")),),
 )
 ERASER_QUEUE_LENGTH: Final = MetricDeclaration(
     "scrubber_eraser_queue_length", _GAUGE, "Scrubs waiting for an eraser slot."

@@ -9,8 +9,8 @@ from statistics import median
 from bench.figures import Quantiles
 from bench.gpu.paths import SlowPath, fast_path, rates, slow_path
 from scrubber.adapters.children.request_pool import parse_answer
-from scrubber.adapters.nvidia.driver_requests import driver_arguments, pci_address_of
-from scrubber.adapters.nvidia.event_watch import EVENTS_MODULE
+from scrubber.adapters.nvidia.driver_requests import pci_address_of
+from scrubber.adapters.nvidia.event_watch import EVENTS_MODULE, event_request, event_zygote
 from scrubber.domain.errors import DeviceFault
 from tests.gpu.nvidia_smi import QueryUnsupported, Smi
 from tests.gpu.outcome import Log
@@ -87,14 +87,13 @@ async def starting(stand: Stand, log: Log) -> None:
     forks = await _timed(stand.extent.starts, stand.fork_and_end)
     log.passed("bench.fork", f"A forked child is ready after {1000 * median(forks):.1f} ms.", seconds=forks)
 
+    zygote = event_zygote(stand.children, stand.places)
+    await zygote.warm_up()
+
     async def registered() -> None:
-        child = await stand.children.start(
-            EVENTS_MODULE,
-            *driver_arguments(stand.places),
-            pci_address_of(stand.device),
-            environment=stand.places.environment(),
-        )
+        child = await zygote.fork(EVENTS_MODULE)
         try:
+            await child.send(event_request(stand.places, pci_address_of(stand.device)))
             answer = await child.receive()
         finally:
             await child.kill()
@@ -106,6 +105,8 @@ async def starting(stand: Stand, log: Log) -> None:
         log.unavailable("bench.events", str(fault))
     else:
         log.passed("bench.events", f"Events are watched after {1000 * median(events):.0f} ms.", seconds=events)
+    finally:
+        await zygote.close()
 
 
 async def questions(stand: Stand, smi: Smi, log: Log) -> None:
