@@ -11,14 +11,11 @@ depends on them is built again and takes over as in a rolling update; if they ca
 from __future__ import annotations
 
 import asyncio
-import gc
-import importlib
 import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -45,18 +42,16 @@ from plugin.logs import Logger, WaitLogger, create_logger
 from plugin.nvidia.container_runtime import InjectionCheck, check_injection
 from plugin.nvidia.settings import NvidiaPluginSettings, health_check_warning, index_warning
 from plugin.observers import AgentPauseObserver, ClusterObserver, DeferredObserver, HealthEventObserver, NullObserver
+from plugin.process import bind_metrics, bind_probes, expected_error, notify_service_manager, serve_metrics, signals
 from plugin.resource_mapping import PublishMapping, ResourceMapping
 from plugin.service_client import ServiceWatch, WatchTimes
 from plugin.yield_sender import YieldSender
 from scrubber import __version__
 from scrubber.api.client import PluginClient
 from scrubber.config.settings import Address, MetricsTls, TraceExport
-from scrubber.domain.errors import InvalidConfiguration, ScrubberError
+from scrubber.domain.errors import InvalidConfiguration
 from scrubber.observability.log_sink import LostLineCounter
-from scrubber.observability.metrics_port import bind_metrics_port_or_warn
-from scrubber.observability.probes import ProbeServer, bind_probe_port
-from scrubber.observability.systemd import SystemdNotifier, watchdog_interval
-from scrubber.observability.tcp_listener import TcpListener
+from scrubber.observability.probes import ProbeServer
 from scrubber.ports.runtime import NOOP_TRACER, Tracer
 
 if TYPE_CHECKING:
@@ -72,10 +67,6 @@ if TYPE_CHECKING:
 __all__ = ["PluginSettings", "PluginTimes", "run"]
 
 
-_READY_POLL = 0.1
-"""Seconds between two checks whether the plugin is ready, for the service manager."""
-_START_EXTENSION = "EXTEND_TIMEOUT_USEC=60000000"
-"""How much longer the service manager waits for a plugin that waits for its service."""
 _WAIT_LOG_INTERVAL = 30.0
 """Seconds between log lines about a driver that is not there yet."""
 _MAX_NAME_CHARS = 320
@@ -186,7 +177,7 @@ async def _run(settings: PluginSettings, log: Logger, losses: LostLineCounter, s
         """Return why this instance could not take over from another one yet; empty when it could."""
         return assembly.unready_reason if assembly else "it is not known yet where the driver is"
 
-    stop, hangup = _signals()
+    stop, hangup = signals()
     if parts.probes is not None:
         server = ProbeServer(parts.probes, unready_reason=unready_reason)
         stack.callback(server.close)
@@ -197,8 +188,17 @@ async def _run(settings: PluginSettings, log: Logger, losses: LostLineCounter, s
         each.start()
     try:
         async with asyncio.TaskGroup() as tasks:
-            others = [tasks.create_task(_notify_service_manager(unready_reason), name="service manager")]
-            later = _after_registration(settings, parts.listener, parts.metrics, losses, lists, log, stack)
+            others = [tasks.create_task(notify_service_manager(unready_reason), name="service manager")]
+            later = serve_metrics(
+                parts.listener,
+                parts.metrics,
+                losses,
+                lists,
+                log,
+                stack,
+                tls=settings.metrics_tls,
+                wait=settings.times.metrics,
+            )
             others.append(tasks.create_task(later, name="metrics"))
             others.append(tasks.create_task(parts.yield_sender.run(), name="yield request"))
             others.append(tasks.create_task(parts.pauses.run(), name="agent pauses"))
@@ -213,7 +213,7 @@ async def _run(settings: PluginSettings, log: Logger, losses: LostLineCounter, s
             for task in others:
                 task.cancel()
     except BaseExceptionGroup as group:
-        error = _expected_error(group)
+        error = expected_error(group)
         if error is None and not isinstance(group, ExceptionGroup):
             raise
         if error is None:
@@ -241,8 +241,10 @@ class _Parts:
         self.mode = _registration_mode(settings.registration)
         for resource in _possible_resources(settings, settings.nvidia):
             _kubelet_paths(settings, resource).check()
-        self.listener = _metrics_port(settings, log, stack)
-        self.probes = _probe_port(settings, stack)
+        self.listener = bind_metrics(
+            settings.metrics_address, log, stack, required=settings.metrics_required, tls=settings.metrics_tls
+        )
+        self.probes = bind_probes(settings.probe_address, stack)
         self.traces = _traces(settings, log, stack)
         self.metrics: DeferredObserver | NullObserver = NullObserver() if self.listener is None else DeferredObserver()
         self.reporter = _cluster_reporter(settings, self.metrics, log)
@@ -493,41 +495,6 @@ async def _register(
                 registered.add(resource)
 
 
-async def _notify_service_manager(unready_reason: Callable[[], str]) -> None:
-    """Tell systemd, where it is the service manager, when the plugin is ready, and that its event loop runs.
-
-    Until then its timeout for the start is extended: a plugin that waits for its service has not failed.
-    """
-    if not (address := os.environ.get("NOTIFY_SOCKET", "")):
-        return
-    interval, clock = watchdog_interval(os.environ), time.monotonic
-    with closing(SystemdNotifier(address)) as manager:
-        notified, reported = -interval, ""
-        while reason := unready_reason():
-            if reason != reported or clock() - notified >= interval:
-                manager.notify(f"{_START_EXTENSION}\nSTATUS=Waiting: {reason}")
-                notified, reported = clock(), reason
-            await asyncio.sleep(_READY_POLL)
-        while True:
-            # Repeat READY: a manager that was too busy for the first one would end the plugin.
-            manager.notify("READY=1\nSTATUS=Ready\nWATCHDOG=1")
-            await asyncio.sleep(interval)
-
-
-def _probe_port(settings: PluginSettings, stack: ExitStack) -> TcpListener | None:
-    """Bind the port of the probes before anything is started; return None where there is none.
-
-    Raises:
-        InvalidConfiguration: the address cannot be bound.
-    """
-    address = settings.probe_address
-    if address is None:
-        return None
-    listener = bind_probe_port(address.host, address.port)
-    stack.callback(listener.close)
-    return listener
-
-
 def _cannot_advertise(resources: AdvertisedResources | UpstreamDevices, insist: bool) -> bool:
     return insist and bool(resources.error) and not resources.lists
 
@@ -563,71 +530,6 @@ def _upstream_proxy(
         clock=time.monotonic,
         tracer=tracer,
     )
-
-
-def _metrics_port(settings: PluginSettings, log: Logger, stack: ExitStack) -> TcpListener | None:
-    """Bind the port of the metrics before anything is started; return None where there is none.
-
-    Raises:
-        InvalidConfiguration: a required port cannot be bound, or the certificates cannot be used.
-    """
-    address = settings.metrics_address
-    if address is None:
-        return None
-
-    def warn(message: str) -> None:
-        log.warning("metrics.unavailable", message=message)
-
-    if settings.metrics_tls is not None:
-        from scrubber.observability import metrics_server
-
-        metrics_server.check_tls_files(settings.metrics_tls)
-    listener = bind_metrics_port_or_warn(address.host, address.port, required=settings.metrics_required, warn=warn)
-    if listener is not None:
-        stack.callback(listener.close)
-    return listener
-
-
-async def _after_registration(
-    settings: PluginSettings,
-    listener: TcpListener | None,
-    observer: DeferredObserver | NullObserver,
-    losses: LostLineCounter,
-    lists: Callable[[], Mapping[str, AdvertisedDevices]],
-    log: Logger,
-    stack: ExitStack,
-) -> None:
-    """Do the slow work that can wait until the kubelet has registered the plugin: metrics and garbage collection.
-
-    Events observed until then are counted. The metrics are served until ``stack`` is closed.
-    """
-    if listener is not None and isinstance(observer, DeferredObserver):
-        with suppress(TimeoutError):
-            async with asyncio.timeout(settings.times.metrics):
-                await observer.registered_once.wait()
-        for module in ("plugin.metrics", "scrubber.observability.metrics_server"):
-            await asyncio.to_thread(importlib.import_module, module)
-        from prometheus_client import CollectorRegistry
-
-        from plugin.metrics import PluginMetrics
-        from scrubber.observability import metrics_server
-
-        registry = CollectorRegistry()
-        metrics = PluginMetrics(registry, lists)
-        observer.forward_to(metrics)
-        losses.set_callback(metrics.count_lost_line)
-
-        def tell(message: str) -> None:
-            log.warning("metrics.scrape-failed", message=message)
-
-        served = metrics_server.serve_metrics_on(
-            listener, metrics_server.registry_app(registry), report=tell, tls=settings.metrics_tls
-        )
-        stack.callback(served.close)
-        log.info("metrics.serving", address=served.address, encrypted=settings.metrics_tls is not None)
-    # A full collection visits every loaded object: 24 ms, which would otherwise fall into a hand-over.
-    gc.collect()
-    gc.freeze()
 
 
 def _traces(settings: PluginSettings, log: Logger, stack: ExitStack) -> OpenTelemetryTracer | None:
@@ -849,22 +751,3 @@ def _registration_mode(name: str) -> RegistrationMode:
     except ValueError:
         known = ", ".join(RegistrationMode)
         raise InvalidConfiguration(f"Unknown way to register {name!r}. Use one of: {known}.") from None
-
-
-def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Return the event that SIGTERM and SIGINT set, and the one that SIGHUP sets."""
-    stop, hangup = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, hangup.set)
-    return stop, hangup
-
-
-def _expected_error(group: BaseExceptionGroup[BaseException]) -> ScrubberError | None:
-    """Return the first error in ``group`` that this project raised on purpose, or None."""
-    for error in group.exceptions:
-        found = _expected_error(error) if isinstance(error, BaseExceptionGroup) else error
-        if isinstance(found, ScrubberError):
-            return found
-    return None

@@ -100,6 +100,10 @@ def _advertised(device: pb.SnapshotDevice, envvar_refused: bool) -> AdvertisedDe
         parent=device.parent,
         profile=device.profile,
         pci_address=device.pci_address,
+        model=device.model,
+        memory_bytes=device.memory_bytes,
+        driver_version=device.driver_version,
+        cause_code=device.cause_code,
         access=known,
         refusal="" if offered else refusal or f"Device {device.id} is out of service.",
     )

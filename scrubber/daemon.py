@@ -190,6 +190,8 @@ class _Core:
             service_view=lambda: self.service_view(left.identity, epoch, key),
             epoch=epoch,
             ledger=self.ledger,
+            journal=self.journal,
+            clock=self.clock,
             audit_log=self.ledger,
             certificates=self.ledger,
             remaining_children=left.remaining_pids,
@@ -524,7 +526,7 @@ def _device_tasks(
     interval, clock = core.settings.poll_interval, core.clock
 
     async def greet(device: Device) -> None:
-        await add_device(node, device, state, dependencies=dependencies)
+        await add_device(node, device, dependencies=dependencies)
 
     return core.ledger_tasks() | {
         "signals": follow_signals(node, dependencies=dependencies),

@@ -42,6 +42,7 @@ FAST = dataclasses.replace(
     watcher_notify=SOON,
     resource_removal=KubeletTimings().resource_removal,
     pre_start_deadline=SOON,
+    dra_call=SOON,
 )
 
 Context = Any

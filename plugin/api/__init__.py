@@ -1,4 +1,4 @@
-"""Generated code of the kubelet's device-plugin (``v1beta1``) and plugin-registration (watcher ``v1``) protocols.
+"""Generated code of the kubelet's protocols: device plugin, DRA driver with its health stream, and plugin registration.
 
 The ``.proto`` files state interface facts (names and field numbers) in our own words. ``make protos`` generates the
 ``_pb2`` modules from them, and ``tests/project/test_protos.py`` fails when the two differ. Upstream gives both of its

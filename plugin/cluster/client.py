@@ -22,7 +22,7 @@ from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import Cluster as Server
 from lightkube.config.models import User
 from lightkube.core.exceptions import ApiError, ConfigError
-from lightkube.generic_resource import create_global_resource
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.models.core_v1 import EventSource, ObjectReference
 from lightkube.models.core_v1 import Node as NodeModel
@@ -60,6 +60,10 @@ WATCH_SECONDS = 240
 """How long one watch of the node lasts, in seconds."""
 
 _GpuReset = create_global_resource("janitor.dgxc.nvidia.com", "v1alpha1", "GPUReset", "gpuresets")
+_ResourceClaim = create_namespaced_resource("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims")
+_ResourceSlice = create_global_resource("resource.k8s.io", "v1", "ResourceSlice", "resourceslices")
+"""As JSON: a typed object would lose fields that this version of the library does not know."""
+
 _OWN = {"app.kubernetes.io/managed-by": FIELD_MANAGER}
 """Labels of the objects that plugins create."""
 
@@ -107,40 +111,61 @@ class ApiServerClient:
             ClusterError: as for every request; also when the response grows beyond :data:`MAX_ANSWER_BYTES`.
         """
         known: Mapping[str, str] | None = None
-        async with self._lock, aclosing(self._watch_node()) as nodes:
-            async for node in nodes:
+        fields = {"metadata.name": self._node}
+        async with aclosing(self._watch(Node, fields, "get and watch nodes")) as nodes:
+            async for _, node in nodes:
                 labels = (node.metadata.labels if node.metadata is not None else None) or {}
                 if labels != known:
                     known = labels
                     yield labels
 
-    async def _watch_node(self) -> AsyncGenerator[NodeModel, None]:
-        try:
-            async with asyncio.timeout(self._deadline):
-                if self._client is None:
-                    self._client = await asyncio.to_thread(_connected, self._credentials, self._deadline)
-            watch = self._client.watch(Node, fields={"metadata.name": self._node}, server_timeout=WATCH_SECONDS)
-            ends = asyncio.get_running_loop().time() + WATCH_SECONDS
-            # Declared as an iterable by the library, and a generator; closing it closes the connection.
-            async with aclosing(cast("AsyncGenerator[tuple[str, NodeModel], None]", watch)) as changes:
-                while True:
-                    try:
-                        async with asyncio.timeout_at(ends):
-                            _, node = await anext(changes)
-                    except TimeoutError:
-                        return
-                    yield node
-        except ClusterError:
-            raise
-        except TimeoutError:
-            await self.close()
-            raise ApiUnavailable(f"The API server did not respond within {self._deadline:g} s.") from None
-        except _LIBRARY_ERRORS as error:
-            refusal, _ = _cluster_error(error)
-            await self.close()
-            if isinstance(refusal, ApiForbidden):  # the body, which names the verb, is not read
-                raise ApiForbidden(f"{refusal} The plugin's role must allow it to get and watch nodes.") from error
-            raise refusal from error
+    async def _watch(
+        self,
+        resource: Any,
+        fields: dict[str, str],
+        permissions: str,
+        version: str | None = None,
+        namespace: str | None = None,
+    ) -> AsyncGenerator[tuple[str, Any], None]:
+        """Yield changes of objects for :data:`WATCH_SECONDS`.
+
+        Args:
+            permissions: what the role must allow, for the message when it does not.
+            version: begin after this resource version; None: with the present objects.
+        """
+        async with self._lock:
+            try:
+                async with asyncio.timeout(self._deadline):
+                    if self._client is None:
+                        self._client = await asyncio.to_thread(_connected, self._credentials, self._deadline)
+                watch = self._client.watch(
+                    resource,
+                    namespace=namespace,
+                    fields={**fields},
+                    server_timeout=WATCH_SECONDS,
+                    resource_version=version,
+                )
+                ends = asyncio.get_running_loop().time() + WATCH_SECONDS
+                # Declared as an iterable by the library, and a generator; closing it closes the connection.
+                async with aclosing(cast("AsyncGenerator[tuple[str, Any], None]", watch)) as changes:
+                    while True:
+                        try:
+                            async with asyncio.timeout_at(ends):
+                                change = await anext(changes)
+                        except TimeoutError:
+                            return
+                        yield change
+            except ClusterError:
+                raise
+            except TimeoutError:
+                await self.close()
+                raise ApiUnavailable(f"The API server did not respond within {self._deadline:g} s.") from None
+            except _LIBRARY_ERRORS as error:
+                refusal, _ = _cluster_error(error)
+                await self.close()
+                if isinstance(refusal, ApiForbidden):  # the body, which names the verb, is not read
+                    raise ApiForbidden(f"{refusal} The plugin's role must allow it to {permissions}.") from error
+                raise refusal from error
 
     async def patch_condition(self, condition: NodeCondition, *, since: datetime, now: datetime) -> ClusterNode:
         entry = {
@@ -204,6 +229,63 @@ class ApiServerClient:
     async def delete_gpu_reset(self, name: str) -> None:
         await self._request(lambda client: client.delete(_GpuReset, name))
 
+    # -- dynamic resource allocation
+    # ----------------------------------------------------------------------------
+
+    async def get_node_uid(self) -> str:
+        node = await self._request(lambda client: client.get(Node, self._node))
+        return (node.metadata.uid if node.metadata is not None else None) or ""
+
+    async def get_claim(self, namespace: str, name: str) -> Mapping[str, Any]:
+        return await self._request(lambda client: client.get(_ResourceClaim, name, namespace=namespace))
+
+    async def patch_claim_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._request(
+            lambda client: client.patch(
+                _ResourceClaim.Status, name, {**patch}, namespace=namespace, patch_type=PatchType.MERGE
+            )
+        )
+
+    async def watch_claim(self, namespace: str, name: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        """Yield a claim, now and after each change, for :data:`WATCH_SECONDS`.
+
+        Nothing else can be requested from this client meanwhile.
+        """
+        watch = self._watch(
+            _ResourceClaim, {"metadata.name": name}, "list and watch resourceclaims", namespace=namespace
+        )
+        async with aclosing(watch) as changes:
+            async for change in changes:
+                yield change
+
+    async def list_slices(self, driver: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        async def listed(client: AsyncClient) -> tuple[str, Sequence[Mapping[str, Any]]]:
+            found = client.list(_ResourceSlice, fields={"spec.driver": driver, "spec.nodeName": self._node})
+            slices = [each async for each in found]
+            return found.resourceVersion, slices
+
+        return await self._request(listed)
+
+    async def watch_slices(self, driver: str, version: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        """Yield changes of the driver's slices of this node for :data:`WATCH_SECONDS`.
+
+        Nothing else can be requested from this client meanwhile.
+        """
+        fields = {"spec.driver": driver, "spec.nodeName": self._node}
+        watch = self._watch(_ResourceSlice, fields, "list and watch resourceslices", version)
+        async with aclosing(watch) as changes:
+            async for change in changes:
+                yield change
+
+    async def create_slice(self, slice_: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._request(lambda client: client.create(_ResourceSlice(**slice_)))
+
+    async def replace_slice(self, slice_: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._request(lambda client: client.replace(_ResourceSlice(**slice_)))
+
+    async def delete_slice(self, name: str) -> None:
+        await self._request(lambda client: client.delete(_ResourceSlice, name))
+
     async def replace_taints(self, taints: Sequence[Mapping[str, Any]], resource_version: str) -> None:
         # Taints have no merge key: the patch replaces the whole list, so it must not overwrite another client's change.
         patch = {"metadata": {"resourceVersion": resource_version}, "spec": {"taints": [dict(each) for each in taints]}}
@@ -215,7 +297,7 @@ class ApiServerClient:
         created = Event(
             metadata=ObjectMeta(name=event.name, namespace=about.event_namespace),
             involvedObject=ObjectReference(
-                apiVersion="v1",
+                apiVersion=about.api_version,
                 kind=about.kind,
                 name=about.name,
                 uid=about.uid or None,
@@ -352,6 +434,7 @@ _KINDS: Mapping[int, type[ClusterError]] = {
     404: ApiNotFound,
     409: ApiConflict,
     413: ApiInvalidRequest,
+    410: ApiNotFound,
     415: ApiInvalidRequest,
     422: ApiInvalidRequest,
 }
@@ -366,12 +449,15 @@ def _cluster_error(error: Exception) -> tuple[ClusterError, bool]:
         if isinstance(error, HTTPError | InvalidURL | ConfigError | YAMLError | OSError):
             return ApiUnavailable(f"The request to the API server failed: {_error_text(error)}"), False
         return ApiUnavailable(f"The API server's response is invalid: {_error_text(error)}"), True
-    response = answered.response
-    words = _error_text(error) if isinstance(error, ApiError) else response.reason_phrase
-    message = f"The API server returned {response.status_code}: {words}"
-    retryable = response.status_code == 429 or response.status_code >= 500
-    kind = _KINDS.get(response.status_code, ApiBusy if retryable else ApiUnavailable)
-    return kind(message, retry_after=_retry_after(response.headers.get("Retry-After", ""))), response.status_code != 401
+    response = cast("Response | None", answered.response)
+    if response is None:  # an error within a watch, which has a body only
+        code, after = (answered.status.code or 0 if isinstance(answered, ApiError) else 0), ""
+    else:
+        code, after = response.status_code, response.headers.get("Retry-After", "")
+    words = _error_text(error) if response is None or isinstance(error, ApiError) else response.reason_phrase
+    message = f"The API server returned {code}: {words}"
+    kind = _KINDS.get(code, ApiBusy if code == 429 or code >= 500 else ApiUnavailable)
+    return kind(message, retry_after=_retry_after(after)), code != 401
 
 
 def _error_text(error: Exception) -> str:

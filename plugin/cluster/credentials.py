@@ -21,6 +21,7 @@ __all__ = [
     "Credentials",
     "Kubeconfig",
     "PodServiceAccount",
+    "check_node_name",
     "find_credentials",
     "resolve_credentials",
 ]
@@ -77,6 +78,12 @@ def find_credentials(environment: Mapping[str, str], account: Path = SERVICE_ACC
     return PodServiceAccount(f"https://{bracketed}:{port}", account / "ca.crt", account / "token")
 
 
+def check_node_name(node: str) -> None:
+    """Raise :class:`InvalidConfiguration` unless ``node`` is a valid name of a node."""
+    if not _NODE.fullmatch(node):
+        raise InvalidConfiguration(f"--node-name {node!r} is not a valid name of a node.")
+
+
 def resolve_credentials(
     mode: str, node: str, environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT_DIRECTORY
 ) -> tuple[Credentials | None, str]:
@@ -93,8 +100,8 @@ def resolve_credentials(
     except ValueError:
         known = " or ".join(ClusterMode)
         raise InvalidConfiguration(f"--cluster-reporting has the unknown value {mode!r}. Use {known}.") from None
-    if node and not _NODE.fullmatch(node):
-        raise InvalidConfiguration(f"--node-name {node!r} is not a valid name of a node.")
+    if node:
+        check_node_name(node)
     if wish is ClusterMode.OFF:
         return None, "--cluster-reporting is off"
     credentials = find_credentials(environment, account)

@@ -57,7 +57,7 @@ class ApiConflict(ClusterError):
 
 
 class ApiNotFound(ClusterError):
-    """Status 404."""
+    """Status 404; or 410, for a version of a list that the API server no longer has."""
 
 
 class ApiInvalidRequest(ClusterError):

@@ -49,6 +49,7 @@ class EventTarget:
     name: str
     uid: str
     namespace: str = ""
+    api_version: str = "v1"
 
     @property
     def event_namespace(self) -> str:

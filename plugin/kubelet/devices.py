@@ -50,6 +50,8 @@ class AdvertisedDevice:
         pci_address: PCI address, of the GPU for a MIG instance; empty where there is none.
         refusal: message for a pod's status; empty while the device is advertised.
         gone: it is no longer on this node, and is listed only because it once was.
+        model, memory_bytes, driver_version: as the driver reports them; the last is empty where the node has one driver.
+        cause_code: why it is out of service; empty while it is not.
         share_of: id of the device that this is a share of; empty for the device itself.
     """
 
@@ -67,6 +69,10 @@ class AdvertisedDevice:
     access: tuple[Access, ...] = ()
     refusal: str = ""
     gone: bool = False
+    model: str = ""
+    memory_bytes: int = 0
+    driver_version: str = ""
+    cause_code: str = ""
     share_of: str = ""
 
     @property

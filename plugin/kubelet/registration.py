@@ -35,7 +35,14 @@ from plugin.logs import Logger, WaitLogger
 from plugin.observers import KubeletObserver, NullObserver, RegistrationObserver
 from scrubber.domain.errors import InvalidConfiguration, Unavailable
 
-__all__ = ["KubeletPaths", "Registrar", "RegistrationMode", "RegistrationTimes", "resource_name_error"]
+__all__ = [
+    "KubeletPaths",
+    "PluginInfoService",
+    "Registrar",
+    "RegistrationMode",
+    "RegistrationTimes",
+    "resource_name_error",
+]
 
 API_VERSION = "v1beta1"
 NO_ANSWER_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -281,7 +288,10 @@ class Registrar:
         """Run one incarnation in ``plugins_registry/`` until it ends."""
         times = self._times
         path = self._paths.plugin_socket(self._paths.plugins_registry, self._token())
-        watcher = _PluginInfoService(self._paths.resource, path, log=self._log, observer=self._observer)
+        info = pluginregistration_pb2.PluginInfo(
+            type="DevicePlugin", name=self._paths.resource, endpoint=str(path), supported_versions=[API_VERSION]
+        )
+        watcher = PluginInfoService(info, log=self._log, observer=self._observer)
         accepted_at: float | None = None
         await self._wait_for_lock(path.parent, None)  # first: the kubelet connects to a socket as soon as it exists
         expected = self._clock() + times.watcher_call
@@ -370,8 +380,9 @@ class Registrar:
                 raise Unavailable(f"Register at {self._paths.kubelet_socket} failed: {reason}") from error
 
     @asynccontextmanager
-    async def _serving(self, path: Path, watcher: _PluginInfoService | None) -> AsyncIterator[PluginServer]:
-        dead = await remove_stale_sockets(path.parent, self._paths.socket_prefix, older_than=1.0, now=time.time())
+    async def _serving(self, path: Path, watcher: PluginInfoService | None) -> AsyncIterator[PluginServer]:
+        own = path.parent.glob(f"{self._paths.socket_prefix}-*.sock")
+        dead = await remove_stale_sockets(own, older_than=1.0, now=time.time())
         if dead:
             self._log.info("plugin.sockets-removed", paths=[str(path) for path in dead])
         streams = ListAndWatchStreams(self._advertised, self._paths.resource, observer=self._observer)
@@ -442,17 +453,19 @@ class Registrar:
         return None
 
 
-class _PluginInfoService(pluginregistration_pb2_grpc.RegistrationServicer):
+class PluginInfoService(pluginregistration_pb2_grpc.RegistrationServicer):
     """Answers the kubelet's plugin watcher when it connects to the plugin's socket, and records its response.
+
+    Args:
+        info: what is registered; its name is the resource, or a DRA driver's name.
 
     Attributes:
         contacted: the kubelet has called.
         accepted: the kubelet reported that it registered the plugin.
     """
 
-    def __init__(self, resource: str, endpoint: Path, *, log: Logger, observer: RegistrationObserver) -> None:
-        self._resource = resource
-        self._endpoint = endpoint
+    def __init__(self, info: pluginregistration_pb2.PluginInfo, *, log: Logger, observer: RegistrationObserver) -> None:
+        self._info = info
         self._log = log
         self._observer = observer
         self.contacted = False
@@ -464,9 +477,7 @@ class _PluginInfoService(pluginregistration_pb2_grpc.RegistrationServicer):
         context: grpc.aio.ServicerContext[pluginregistration_pb2.InfoRequest, pluginregistration_pb2.PluginInfo],
     ) -> pluginregistration_pb2.PluginInfo:
         self.contacted = True
-        return pluginregistration_pb2.PluginInfo(
-            type="DevicePlugin", name=self._resource, endpoint=str(self._endpoint), supported_versions=[API_VERSION]
-        )
+        return self._info
 
     async def NotifyRegistrationStatus(
         self,
@@ -478,6 +489,6 @@ class _PluginInfoService(pluginregistration_pb2_grpc.RegistrationServicer):
         self.contacted = True
         self.accepted = request.plugin_registered
         if not request.plugin_registered:
-            self._observer.on_registration_attempt(self._resource, "watcher", "refused")
-            self._log.error("kubelet.registration-refused", resource=self._resource, message=request.error)
+            self._observer.on_registration_attempt(self._info.name, "watcher", "refused")
+            self._log.error("kubelet.registration-refused", resource=self._info.name, message=request.error)
         return pluginregistration_pb2.RegistrationStatusResponse()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,22 +30,22 @@ from plugin.injection import container_response
 from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.kubelet.preferred_allocation import preferred_devices
 from plugin.kubelet.shares import TimeSlicing, whole_devices
-from plugin.kubelet.sockets import SocketFile
+from plugin.kubelet.sockets import SocketFile, add_socket
 from plugin.logs import Logger, log_context
 from plugin.nvidia.injection import NvidiaInjection
 from plugin.observers import CallObserver, NullObserver, StreamObserver
 from scrubber.domain.errors import (
-    InvalidConfiguration,
     InvalidRequest,
     Quarantined,
     RetryableError,
     ScrubberError,
-    Unavailable,
 )
 from scrubber.ports.runtime import NOOP_TRACER, Span, Tracer
 
 __all__ = [
+    "STOP_GRACE",
     "TRACED_CALLS",
+    "CallTimer",
     "DevicePlugin",
     "Gatekeeper",
     "ListAndWatchStreams",
@@ -62,9 +61,6 @@ __all__ = [
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 INTERNAL_ERROR = "The device plugin on this node failed. Its log contains the cause."
-
-SOCKET_UMASK = 0o117
-"""umask: the kubelet runs as root, and no other user needs this socket."""
 
 STOP_GRACE = 0.25
 """Seconds for calls in progress at a stop; streams end without it, and the kubelet repeats the other calls."""
@@ -389,7 +385,7 @@ class PluginServer:
         registration: pluginregistration_pb2_grpc.RegistrationServicer | None = None,
         observer: CallObserver | None = None,
     ) -> None:
-        self._timing = _CallTimer(observer or NullObserver(), time.monotonic)
+        self._timing = CallTimer(observer or NullObserver(), time.monotonic)
         self.path = path
         self.streams = streams
         self._plugin = plugin
@@ -408,18 +404,7 @@ class PluginServer:
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self._plugin, server)
         if self._registration is not None:
             pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self._registration, server)
-        before = os.umask(SOCKET_UMASK)
-        try:
-            server.add_insecure_port(f"unix:{self.path}")
-        except RuntimeError as error:
-            if not self.path.parent.is_dir():
-                raise Unavailable(f"{self.path.parent} does not exist.") from error
-            raise InvalidConfiguration(
-                f"Cannot create a socket at {self.path}. Check that uid {os.geteuid()} can write to the directory."
-            ) from error
-        finally:
-            os.umask(before)
-        self._identity = SocketFile.of(self.path)
+        self._identity = add_socket(server, self.path)
         await server.start()
         self._server = server
         return self
@@ -453,7 +438,7 @@ class PluginServer:
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-class _CallTimer(grpc.aio.ServerInterceptor):
+class CallTimer(grpc.aio.ServerInterceptor):
     """Reports the duration of each of the kubelet's calls to ``observer``: the one place that all of them pass.
 
     ``ListAndWatch`` is excluded: it lasts as long as the kubelet runs.

@@ -9,12 +9,26 @@ import asyncio
 import contextlib
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrubber.domain.errors import InvalidConfiguration
+import grpc
 
-__all__ = ["MAX_PATH_BYTES", "SocketFile", "check_path_length", "has_listener", "remove_stale_sockets"]
+from scrubber.domain.errors import InvalidConfiguration, Unavailable
+
+__all__ = [
+    "MAX_PATH_BYTES",
+    "SOCKET_UMASK",
+    "SocketFile",
+    "add_socket",
+    "check_path_length",
+    "has_listener",
+    "remove_stale_sockets",
+]
+
+SOCKET_UMASK = 0o117
+"""umask: the kubelet runs as root, and no other user needs the plugin's sockets."""
 
 MAX_PATH_BYTES = 107
 """Maximum length of ``sun_path`` on Linux in bytes, without the final NUL."""
@@ -76,14 +90,37 @@ async def has_listener(path: Path, timeout: float) -> bool:
     return True
 
 
-async def remove_stale_sockets(directory: Path, prefix: str, *, older_than: float, now: float) -> list[Path]:
-    """Remove sockets that a killed plugin left behind; return their paths.
+def add_socket(server: grpc.aio.Server, path: Path) -> SocketFile | None:
+    """Have ``server`` listen at ``path`` once it starts; return the identity of the socket.
+
+    A file at ``path`` is replaced, even if another process listens there.
+
+    Raises:
+        Unavailable: the directory does not exist (any more).
+        InvalidConfiguration: the socket cannot be created there.
+    """
+    before = os.umask(SOCKET_UMASK)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        if not path.parent.is_dir():
+            raise Unavailable(f"{path.parent} does not exist.") from error
+        raise InvalidConfiguration(
+            f"Cannot create a socket at {path}. Check that uid {os.geteuid()} can write to the directory."
+        ) from error
+    finally:
+        os.umask(before)
+    return SocketFile.of(path)
+
+
+async def remove_stale_sockets(paths: Iterable[Path], *, older_than: float, now: float) -> list[Path]:
+    """Remove those of ``paths`` that are sockets which a killed plugin left behind; return their paths.
 
     A live instance (during a rolling update) accepts connections and keeps its socket; ``older_than`` (seconds) spares
     an instance that has bound its socket and does not listen yet. ``now`` is wall-clock time, as file times are.
     """
     removed = []
-    for path in sorted(directory.glob(f"{prefix}-*.sock")):
+    for path in sorted(paths):
         try:
             found = path.lstat()
         except FileNotFoundError:

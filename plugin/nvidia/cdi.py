@@ -27,7 +27,15 @@ from plugin.nvidia.toolkit_spec import ToolkitSpec
 from scrubber.domain.device import AccessKind
 from scrubber.domain.errors import InvalidConfiguration
 
-__all__ = ["SPEC_FILE_NAME", "CdiPublisher", "replace_file", "specification"]
+__all__ = [
+    "CDI_VERSION",
+    "SPEC_FILE_NAME",
+    "CdiPublisher",
+    "ContainerEdits",
+    "encode_spec",
+    "replace_file",
+    "specification",
+]
 
 SPEC_FILE_NAME = "scrubber.dev-gpu.json"
 CDI_VERSION = "0.5.0"
@@ -80,6 +88,11 @@ def specification(
         "containerEdits": _driver_edits(files, root, hook, disabled_hooks, sockets=sockets)
         | ({"deviceNodes": [node for _, node in sorted(shared.items())]} if shared else {}),
     }
+
+
+def encode_spec(spec: ContainerEdits) -> bytes:
+    """Return the content of a specification's file; the same for equal specifications."""
+    return json.dumps(spec, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def _device_nodes(gpu: AdvertisedDevice, injection: NvidiaInjection) -> dict[str, ContainerEdits]:
@@ -227,27 +240,36 @@ class CdiPublisher:
         if not usable:
             return unusable
         try:
-            files = self._driver_files(epoch)
-            spec = specification(
-                usable,
-                files,
-                self._root,
-                self._hook,
-                self._injection,
-                disabled_hooks=self._disabled_hooks,
-                sockets=self._sockets,
-            )
-            source = _take_common_edits(spec, self._toolkit.common_edits(files))
-            _add_features(spec, self._find_features(usable))
+            spec, driver, source = self.build(usable, epoch)
         except (OSError, InvalidConfiguration) as error:
             return unusable | self._failures(usable, error)
         try:
-            self._write(json.dumps(spec, indent=2, sort_keys=True).encode() + b"\n", len(usable), files.version, source)
+            self._write(encode_spec(spec), len(usable), driver, source)
         except OSError as error:
             given = self._devices_in_file(spec)
             return unusable | self._failures([gpu for gpu in usable if gpu.id not in given], error)
         self._last_error = ""
         return unusable
+
+    def build(self, gpus: Sequence[AdvertisedDevice], epoch: str) -> tuple[ContainerEdits, str, str]:
+        """Return the specification of ``gpus``, the driver's version, and who determined the driver's files.
+
+        Raises:
+            OSError, InvalidConfiguration: the driver's files cannot be found.
+        """
+        files = self._driver_files(epoch)
+        spec = specification(
+            gpus,
+            files,
+            self._root,
+            self._hook,
+            self._injection,
+            disabled_hooks=self._disabled_hooks,
+            sockets=self._sockets,
+        )
+        source = _take_common_edits(spec, self._toolkit.common_edits(files))
+        _add_features(spec, self._find_features(gpus))
+        return spec, files.version, source
 
     def _failures(self, gpus: Iterable[AdvertisedDevice], error: OSError | InvalidConfiguration) -> dict[str, str]:
         why = str(error) if isinstance(error, InvalidConfiguration) else f"{self._path}: {error.strerror}."

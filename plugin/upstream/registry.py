@@ -23,8 +23,7 @@ import grpc
 from plugin.api import deviceplugin_pb2 as kubelet
 from plugin.api import deviceplugin_pb2_grpc
 from plugin.kubelet.registration import API_VERSION, resource_name_error
-from plugin.kubelet.server import SOCKET_UMASK
-from plugin.kubelet.sockets import SocketFile, check_path_length, has_listener
+from plugin.kubelet.sockets import SOCKET_UMASK, SocketFile, check_path_length, has_listener
 from plugin.logs import Logger, WaitLogger
 from plugin.upstream.devices import UpstreamDevices
 from plugin.upstream.socket_rotation import SocketRotation

@@ -1,7 +1,8 @@
 """One walk over ``/proc`` for several devices: scrubs that start together would otherwise wait for each other's walks.
 
 Promise: a report is from a walk that began after it was requested, and says nothing else than a walk for that device
-alone. A walk that could not inspect every process is repeated for each device, and a device for which it cannot be
+alone. A walk that could not inspect every process, or that found a holder of only some of the devices, is repeated for
+each of them, and a device for which it cannot be
 completed is not part of a shared walk until it can: continuing an inspection, and what a process that could not be
 inspected may have open, are matters of one device.
 """
@@ -9,7 +10,7 @@ inspected may have open, are matters of one device.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from scrubber.adapters.children.request_pool import RequestPool
@@ -18,6 +19,8 @@ from scrubber.adapters.walker import WalkReport, parse_walk_report, walk_request
 from scrubber.domain.errors import ScrubberError, Unavailable
 
 __all__ = ["NodeSearch", "SharedWalks"]
+
+_STOPPING = "The service is stopping."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,7 @@ class SharedWalks:
         self._excluded_pids = excluded_pids
         self._pending: list[_Request] = []
         self._runner: asyncio.Task[None] | None = None
+        self._closed = False
         self._incomplete: set[str] = set()
         """Devices whose last walk could not inspect every process."""
 
@@ -66,6 +70,8 @@ class SharedWalks:
         Raises:
             Unavailable: the walk was not completed in time, or no child can be started; no device is at fault.
         """
+        if self._closed:
+            raise Unavailable(_STOPPING)
         if search.device in self._incomplete:
             return await self._walk_alone(search)
         report: asyncio.Future[WalkReport] = asyncio.get_running_loop().create_future()
@@ -76,9 +82,11 @@ class SharedWalks:
 
     async def close(self) -> None:
         """Fail every request with :class:`Unavailable`."""
+        self._closed = True
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.wait({self._runner})
+        _fail_all(self._pending)  # a task that is cancelled before its first step runs none of its code
 
     async def _serve(self) -> None:
         batch: list[_Request] = []
@@ -88,9 +96,8 @@ class SharedWalks:
                 await self._answer([each for each in batch if not each[1].done()])  # done: its caller left
         finally:
             self._runner = None
-            for _, report in (*batch, *self._pending):
-                if not report.done():
-                    report.set_exception(Unavailable("The service is stopping."))
+            _fail_all(batch)
+            _fail_all(self._pending)
             self._pending = []
 
     async def _answer(self, batch: Sequence[_Request]) -> None:
@@ -121,7 +128,9 @@ class SharedWalks:
             scrub=None,
         )
         report = await self._request(union)
-        return [_report_of(each, report) for each in searches] if _is_complete(report) else None
+        # Of a process that has one of the nodes open, such a walk does not tell whether all the rest was inspected.
+        partly = any(each.parts and not union.numbers <= set(each.parts) for each in report.holders)
+        return None if partly or not _is_complete(report) else [_report_of(each, report) for each in searches]
 
     async def _walk_alone(self, search: NodeSearch) -> WalkReport:
         report = await self._request(search)
@@ -142,6 +151,12 @@ class SharedWalks:
             scrub_id=search.scrub,
         )
         return parse_walk_report(await self._pool.request(search.device, request))
+
+
+def _fail_all(requests: Iterable[_Request]) -> None:
+    for _, report in requests:
+        if not report.done():
+            report.set_exception(Unavailable(_STOPPING))
 
 
 def _is_complete(report: WalkReport) -> bool:

@@ -222,6 +222,75 @@ class PluginClient(_Client):
         )
         return await self._call(call)
 
+    async def prepare_claim(
+        self,
+        claim: pb.Claim,
+        devices: Sequence[pb.ClaimDevice],
+        pods: Sequence[pb.ClaimPod],
+        *,
+        driver: str,
+        deadline_seconds: float,
+        timeout: float,
+    ) -> pb.PrepareClaimResponse:
+        """Prepare all of ``devices`` for ``claim`` or none; a repeated call gets the same answer.
+
+        Args:
+            pods: for which the claim is reserved; at least one.
+            deadline_seconds: how long the service may wait for scrubs and earlier users; 0 means the policy's limit.
+            timeout: seconds after which the service counts as away; more than ``deadline_seconds``.
+
+        Raises:
+            Unavailable: the service is away, or did not respond.
+            NotReady, Quarantined, Refused, InvalidRequest, LedgerFailure: refusals of the service.
+        """
+        request = pb.PrepareClaimRequest(
+            claim=claim, devices=devices, pods=pods, deadline_seconds=deadline_seconds, driver=driver
+        )
+        call: Awaitable[pb.PrepareClaimResponse] = self._stub.PrepareClaim(
+            request, timeout=timeout, metadata=self._trace_metadata()
+        )
+        return await self._call(call)
+
+    async def unprepare_claim(
+        self, claim_uid: str, *, deadline_seconds: float, timeout: float
+    ) -> pb.UnprepareClaimResponse:
+        """Release a claim; ``done`` once each of its devices is clean or out of service.
+
+        Args:
+            deadline_seconds: how long the service may wait; 0: not at all.
+            timeout: seconds after which the service counts as away; more than ``deadline_seconds``.
+
+        Raises:
+            Unavailable: the service is away, or did not respond: the claim may be prepared or released.
+            NotReady, InvalidRequest, LedgerFailure: refusals of the service.
+        """
+        request = pb.UnprepareClaimRequest(claim_uid=claim_uid, deadline_seconds=deadline_seconds)
+        call: Awaitable[pb.UnprepareClaimResponse] = self._stub.UnprepareClaim(
+            request, timeout=timeout, metadata=self._trace_metadata()
+        )
+        return await self._call(call)
+
+    async def set_claim_pods(self, claim_uid: str, pods: Sequence[pb.ClaimPod], timeout: float) -> None:
+        """Report for which pods a claim is reserved now; durable on return. An unknown claim is ignored.
+
+        Raises:
+            Unavailable: no response within ``timeout`` seconds.
+            InvalidRequest, LedgerFailure: refusals of the service.
+        """
+        request = pb.SetClaimPodsRequest(claim_uid=claim_uid, pods=pods)
+        call: Awaitable[pb.SetClaimPodsResponse] = self._stub.SetClaimPods(request, timeout=timeout)
+        await self._call(call)
+
+    async def list_claims(self, timeout: float) -> pb.ListClaimsResponse:
+        """Return the claims that are prepared, or whose release is not complete.
+
+        Raises:
+            Unavailable: no response within ``timeout`` seconds.
+            NotReady: the service is starting, or the node is yielded.
+        """
+        call: Awaitable[pb.ListClaimsResponse] = self._stub.ListClaims(pb.ListClaimsRequest(), timeout=timeout)
+        return await self._call(call)
+
 
 class ReadClient(_Client):
     """State and history."""

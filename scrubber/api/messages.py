@@ -8,12 +8,15 @@ or empty.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import os
+from collections.abc import Sequence
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.agent_pause import AgentPause, LabelChange, PauseOffer, PauseReport, PauseState, PauseWay
+from scrubber.domain.assignment import Claim, Pod
 from scrubber.domain.baseline import Baseline, baseline_facts
 from scrubber.domain.device import Access, Device
 from scrubber.domain.errors import InvalidRequest
@@ -25,11 +28,14 @@ from scrubber.domain.statement import statement
 from scrubber.domain.states import Cause, Hygiene
 from scrubber.engine.views import (
     CertificateView,
+    ClaimRelease,
     DeviceView,
     GrantedDevice,
     HandOverCall,
     NodeView,
     PodNotice,
+    PrepareClaimCall,
+    PreparedClaim,
     ScrubUpdate,
     ServiceView,
 )
@@ -42,16 +48,23 @@ __all__ = [
     "SnapshotKey",
     "audit_page_message",
     "certificate_message",
+    "claim_certificate_message",
+    "claim_list_message",
+    "claim_release_message",
     "device_list_message",
     "device_message",
     "granted_message",
     "history_entry_message",
     "parse_break_glass_seconds",
+    "parse_claim_pods",
+    "parse_claim_uid",
     "parse_hand_over_call",
     "parse_pause_report",
+    "parse_prepare_claim_call",
     "parse_reason",
     "parse_resource_mapping",
     "parse_scrub_path",
+    "parse_wait",
     "progress_message",
     "quarantine_message",
     "reset_plan_message",
@@ -69,6 +82,11 @@ MAX_PLUGIN_NAME_CHARS = 320
 _MAX_OFFERS = 16
 _MAX_CHANGES = 64
 """Limit of the changes of a pause of agents: they are kept in the ledger, and in an audit row."""
+_MAX_CLAIM_DEVICES = 1024
+_MAX_CLAIM_PODS = 256
+"""Limit of Kubernetes: ``status.reservedFor`` has no more entries."""
+_MAX_OBJECT_NAME = 253
+"""Limit of Kubernetes for names, in characters; UIDs and namespaces are shorter."""
 _MAX_LABEL_KEY = 317
 _MAX_LABEL_VALUE = 63
 """Limits of Kubernetes, in characters."""
@@ -87,9 +105,7 @@ def parse_hand_over_call(request: pb.HandOverRequest) -> HandOverCall:
     Raises:
         InvalidRequest: an invalid time, or an id in ``unreserved_ids`` that is not requested.
     """
-    wait = request.wait_seconds
-    if not math.isfinite(wait) or not 0 <= wait <= MAX_WAIT_SECONDS:
-        raise InvalidRequest(f"wait_seconds must be between 0 and {MAX_WAIT_SECONDS:.0f}, not {wait}.")
+    wait = parse_wait(request.wait_seconds, "wait_seconds")
     unseen = frozenset(request.unreserved_ids)
     unexpected = sorted(unseen - set(request.device_ids))
     if unexpected:
@@ -102,6 +118,68 @@ def parse_hand_over_call(request: pb.HandOverRequest) -> HandOverCall:
         unreported_allocations=unseen,
         resource=request.resource,
     )
+
+
+def parse_wait(seconds: float, name: str = "deadline_seconds") -> float:
+    """Return how long the caller waits, in seconds; raises :class:`InvalidRequest` for an invalid time."""
+    if not math.isfinite(seconds) or not 0 <= seconds <= MAX_WAIT_SECONDS:
+        raise InvalidRequest(f"{name} must be between 0 and {MAX_WAIT_SECONDS:.0f}, not {seconds}.")
+    return seconds
+
+
+def parse_prepare_claim_call(request: pb.PrepareClaimRequest) -> PrepareClaimCall:
+    """Return the call for ``request``; the engine decides whether its devices are known.
+
+    Raises:
+        InvalidRequest: an invalid time, a missing or invalid name, no pod, a pod of another namespace, or too many entries.
+    """
+    wait = parse_wait(request.deadline_seconds)
+    pods = parse_claim_pods(request.pods)
+    if not pods:
+        raise InvalidRequest("The claim is reserved for no pod, so that no pod may use it.")
+    claim = Claim(
+        parse_claim_uid(request.claim.uid),
+        _object_name(request.claim.namespace, "namespace of the claim"),
+        _object_name(request.claim.name, "name of the claim"),
+        _object_name(request.driver, "name of the driver"),
+        pods,
+    )
+    if any(pod.namespace != claim.namespace for pod in pods):
+        raise InvalidRequest("The claim is reserved for a pod of another namespace, which Kubernetes does not allow.")
+    if len(request.devices) > _MAX_CLAIM_DEVICES:
+        raise InvalidRequest(f"A claim has at most {_MAX_CLAIM_DEVICES} devices.")
+    return PrepareClaimCall(
+        claim,
+        tuple(each.device_id for each in request.devices if not each.admin_access),
+        tuple(each.device_id for each in request.devices if each.admin_access),
+        wait or None,
+    )
+
+
+def parse_claim_uid(uid: str) -> str:
+    """Return the UID of a claim; raises :class:`InvalidRequest` if it is missing or invalid."""
+    return _object_name(uid, "UID of the claim")
+
+
+def parse_claim_pods(pods: Sequence[pb.ClaimPod]) -> tuple[Pod, ...]:
+    """Return the pods, without duplicates; raises :class:`InvalidRequest` for a missing or invalid name, or too many."""
+    if len(pods) > _MAX_CLAIM_PODS:
+        raise InvalidRequest(f"A claim is reserved for at most {_MAX_CLAIM_PODS} pods.")
+    found = (
+        Pod(
+            _object_name(each.namespace, "namespace of a pod"),
+            _object_name(each.name, "name of a pod"),
+            _object_name(each.uid, "UID of a pod"),
+        )
+        for each in pods
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def _object_name(name: str, what: str) -> str:
+    if not name.strip() or len(name) > _MAX_OBJECT_NAME or not name.isprintable():
+        raise InvalidRequest(f"The {what} must have 1 to {_MAX_OBJECT_NAME} printable characters.")
+    return name
 
 
 def parse_resource_mapping(request: pb.SetResourceMappingRequest) -> dict[str, str]:
@@ -284,6 +362,10 @@ def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
         profile=view.device.profile or "",
         pci_address=dict(view.device.traits).get("pci_address", ""),
         withheld=bool(view.withheld),
+        model=_utf8_text(view.device.model),
+        memory_bytes=view.device.memory_bytes,
+        driver_version=view.device.driver,
+        cause_code="" if view.record.cause is None else view.record.cause.code,
     )
 
 
@@ -317,6 +399,54 @@ def granted_message(granted: GrantedDevice) -> pb.GrantedDevice:
     )
 
 
+def claim_certificate_message(certificate: Certificate) -> pb.ClaimCertificate:
+    """Return the part of a certificate that says nothing about earlier tenants."""
+    return pb.ClaimCertificate(
+        id=certificate.id,
+        digest=f"sha256:{hashlib.sha256(statement(certificate)).hexdigest()}",
+        device_id=certificate.device,
+        issued_at=certificate.issued_at,
+        covered=certificate.covered,
+        not_covered=certificate.not_covered,
+    )
+
+
+def claim_release_message(release: ClaimRelease) -> pb.UnprepareClaimResponse:
+    """Return the progress of the release of a claim."""
+    return pb.UnprepareClaimResponse(
+        done=release.done,
+        waits_for=_utf8_text(release.waits_for),
+        withheld=[pb.WithheldDevice(device_id=each.device, cause_code=each.code) for each in release.withheld],
+    )
+
+
+def claim_list_message(claims: Sequence[PreparedClaim]) -> pb.ListClaimsResponse:
+    """Return the claims with their devices and pods."""
+    return pb.ListClaimsResponse(
+        claims=[
+            pb.PreparedClaim(
+                claim=_claim(each.claim),
+                devices=[
+                    *(pb.ClaimDevice(device_id=device) for device in each.devices),
+                    *(pb.ClaimDevice(device_id=device, admin_access=True) for device in each.admin_devices),
+                ],
+                pods=[_claim_pod(pod) for pod in each.claim.pods],
+                driver=each.claim.driver,
+                releasing=not each.claim.is_prepared,
+            )
+            for each in claims
+        ]
+    )
+
+
+def _claim(claim: Claim) -> pb.Claim:
+    return pb.Claim(uid=claim.uid, namespace=claim.namespace, name=claim.name)
+
+
+def _claim_pod(pod: Pod) -> pb.ClaimPod:
+    return pb.ClaimPod(uid=pod.uid or "", namespace=pod.namespace, name=pod.name)
+
+
 # -- for operators -----------------------------------------------------------------------------------------------------
 
 
@@ -326,9 +456,10 @@ def device_list_message(view: NodeView) -> pb.ListDevicesResponse:
 
 
 def device_message(view: DeviceView) -> pb.Device:
-    """Return one device. Tenant, pod and container are those of the newest open grant; empty without one."""
+    """Return one device. Tenant, pod, container and claim are those of the newest open grant; empty without one."""
     device, record = view.device, view.record
-    holding = record.open_grants[-1].assignment if record.open_grants else None
+    newest = record.open_grants[-1] if record.open_grants else None
+    holding = None if newest is None else _only_pod(newest)
     return pb.Device(
         id=device.id,
         index=device.index,
@@ -339,9 +470,11 @@ def device_message(view: DeviceView) -> pb.Device:
         health=record.health.value,
         cause=None if record.cause is None else _cause(record.cause),
         certificate=None if record.certificate is None else certificate_message(record.certificate),
-        tenant="" if holding is None else holding.pod.tenant,
-        pod="" if holding is None else holding.pod.name,
-        container="" if holding is None else holding.container,
+        tenant="" if newest is None else newest.tenant or "",
+        pod="" if holding is None else holding.name,
+        container="" if newest is None or newest.assignment is None else newest.assignment.container,
+        claim=None if newest is None or newest.claim is None else _claim(newest.claim),
+        admin_claims=[_claim(each) for each in record.admin_claims],
         grant_count=record.grant_sequence,
         active_scrub_id=view.scrub or "",
         parent=device.parent or "",
@@ -401,10 +534,10 @@ def _holder(named: NamedHolder) -> pb.DeviceHolder:
 
 
 def _open_grant(grant: Grant) -> pb.OpenGrant:
-    pod = grant.pod
+    pod, claim = _only_pod(grant), grant.claim
     return pb.OpenGrant(
         sequence=grant.sequence,
-        tenant="" if pod is None else pod.tenant,
+        tenant=grant.tenant or "",
         pod="" if pod is None else pod.name,
         pod_uid="" if pod is None else pod.uid or "",
         container="" if grant.assignment is None else grant.assignment.container,
@@ -412,7 +545,15 @@ def _open_grant(grant: Grant) -> pb.OpenGrant:
         granted_at=grant.at,
         certificate_id=grant.certificate or "",
         exception=grant.basis.exception or "",
+        claim=None if claim is None else _claim(claim),
+        claim_pods=[] if claim is None else [_claim_pod(each) for each in claim.pods],
+        claim_releasing=claim is not None and not claim.is_prepared,
     )
+
+
+def _only_pod(grant: Grant) -> Pod | None:
+    """Return the pod of the grant; None where no source named it, and for a claim of several pods."""
+    return grant.pods[0] if len(grant.pods) == 1 else None
 
 
 def _baseline(device: Device, baseline: Baseline) -> pb.Baseline:

@@ -17,7 +17,7 @@ class Access(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., host_path: _Optional[str] = ..., container_path: _Optional[str] = ...) -> None: ...
 
 class SnapshotDevice(_message.Message):
-    __slots__ = ("id", "index", "advertised", "certified", "scrubbing", "state", "numa_node", "peers", "parent", "access", "refusal", "profile", "pci_address", "withheld")
+    __slots__ = ("id", "index", "advertised", "certified", "scrubbing", "state", "numa_node", "peers", "parent", "access", "refusal", "profile", "pci_address", "withheld", "model", "memory_bytes", "driver_version", "cause_code")
     ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADVERTISED_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,10 @@ class SnapshotDevice(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     PCI_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_CODE_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     advertised: bool
@@ -46,7 +50,11 @@ class SnapshotDevice(_message.Message):
     profile: str
     pci_address: str
     withheld: bool
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., advertised: _Optional[bool] = ..., certified: _Optional[bool] = ..., scrubbing: _Optional[bool] = ..., state: _Optional[str] = ..., numa_node: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ..., access: _Optional[_Iterable[_Union[Access, _Mapping]]] = ..., refusal: _Optional[str] = ..., profile: _Optional[str] = ..., pci_address: _Optional[str] = ..., withheld: _Optional[bool] = ...) -> None: ...
+    model: str
+    memory_bytes: int
+    driver_version: str
+    cause_code: str
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., advertised: _Optional[bool] = ..., certified: _Optional[bool] = ..., scrubbing: _Optional[bool] = ..., state: _Optional[str] = ..., numa_node: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ..., access: _Optional[_Iterable[_Union[Access, _Mapping]]] = ..., refusal: _Optional[str] = ..., profile: _Optional[str] = ..., pci_address: _Optional[str] = ..., withheld: _Optional[bool] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., driver_version: _Optional[str] = ..., cause_code: _Optional[str] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
     __slots__ = ()
@@ -218,6 +226,136 @@ class HandOverResponse(_message.Message):
     duration_seconds: float
     def __init__(self, devices: _Optional[_Iterable[_Union[GrantedDevice, _Mapping]]] = ..., duration_seconds: _Optional[float] = ...) -> None: ...
 
+class Claim(_message.Message):
+    __slots__ = ("uid", "namespace", "name")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    namespace: str
+    name: str
+    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ClaimPod(_message.Message):
+    __slots__ = ("uid", "namespace", "name")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    namespace: str
+    name: str
+    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ClaimDevice(_message.Message):
+    __slots__ = ("device_id", "admin_access")
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_ACCESS_FIELD_NUMBER: _ClassVar[int]
+    device_id: str
+    admin_access: bool
+    def __init__(self, device_id: _Optional[str] = ..., admin_access: _Optional[bool] = ...) -> None: ...
+
+class PrepareClaimRequest(_message.Message):
+    __slots__ = ("claim", "devices", "pods", "deadline_seconds", "driver")
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    PODS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    claim: Claim
+    devices: _containers.RepeatedCompositeFieldContainer[ClaimDevice]
+    pods: _containers.RepeatedCompositeFieldContainer[ClaimPod]
+    deadline_seconds: float
+    driver: str
+    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ClaimDevice, _Mapping]]] = ..., pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., driver: _Optional[str] = ...) -> None: ...
+
+class PrepareClaimResponse(_message.Message):
+    __slots__ = ("devices", "duration_seconds", "certificates")
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[GrantedDevice]
+    duration_seconds: float
+    certificates: _containers.RepeatedCompositeFieldContainer[ClaimCertificate]
+    def __init__(self, devices: _Optional[_Iterable[_Union[GrantedDevice, _Mapping]]] = ..., duration_seconds: _Optional[float] = ..., certificates: _Optional[_Iterable[_Union[ClaimCertificate, _Mapping]]] = ...) -> None: ...
+
+class ClaimCertificate(_message.Message):
+    __slots__ = ("id", "digest", "device_id", "issued_at", "covered", "not_covered")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_AT_FIELD_NUMBER: _ClassVar[int]
+    COVERED_FIELD_NUMBER: _ClassVar[int]
+    NOT_COVERED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    digest: str
+    device_id: str
+    issued_at: float
+    covered: _containers.RepeatedScalarFieldContainer[str]
+    not_covered: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., digest: _Optional[str] = ..., device_id: _Optional[str] = ..., issued_at: _Optional[float] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UnprepareClaimRequest(_message.Message):
+    __slots__ = ("claim_uid", "deadline_seconds")
+    CLAIM_UID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    claim_uid: str
+    deadline_seconds: float
+    def __init__(self, claim_uid: _Optional[str] = ..., deadline_seconds: _Optional[float] = ...) -> None: ...
+
+class WithheldDevice(_message.Message):
+    __slots__ = ("device_id", "cause_code")
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_CODE_FIELD_NUMBER: _ClassVar[int]
+    device_id: str
+    cause_code: str
+    def __init__(self, device_id: _Optional[str] = ..., cause_code: _Optional[str] = ...) -> None: ...
+
+class UnprepareClaimResponse(_message.Message):
+    __slots__ = ("done", "waits_for", "withheld")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    done: bool
+    waits_for: str
+    withheld: _containers.RepeatedCompositeFieldContainer[WithheldDevice]
+    def __init__(self, done: _Optional[bool] = ..., waits_for: _Optional[str] = ..., withheld: _Optional[_Iterable[_Union[WithheldDevice, _Mapping]]] = ...) -> None: ...
+
+class SetClaimPodsRequest(_message.Message):
+    __slots__ = ("claim_uid", "pods")
+    CLAIM_UID_FIELD_NUMBER: _ClassVar[int]
+    PODS_FIELD_NUMBER: _ClassVar[int]
+    claim_uid: str
+    pods: _containers.RepeatedCompositeFieldContainer[ClaimPod]
+    def __init__(self, claim_uid: _Optional[str] = ..., pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ...) -> None: ...
+
+class SetClaimPodsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListClaimsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PreparedClaim(_message.Message):
+    __slots__ = ("claim", "devices", "pods", "driver", "releasing")
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    PODS_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    RELEASING_FIELD_NUMBER: _ClassVar[int]
+    claim: Claim
+    devices: _containers.RepeatedCompositeFieldContainer[ClaimDevice]
+    pods: _containers.RepeatedCompositeFieldContainer[ClaimPod]
+    driver: str
+    releasing: bool
+    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ClaimDevice, _Mapping]]] = ..., pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., driver: _Optional[str] = ..., releasing: _Optional[bool] = ...) -> None: ...
+
+class ListClaimsResponse(_message.Message):
+    __slots__ = ("claims",)
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    claims: _containers.RepeatedCompositeFieldContainer[PreparedClaim]
+    def __init__(self, claims: _Optional[_Iterable[_Union[PreparedClaim, _Mapping]]] = ...) -> None: ...
+
 class Cause(_message.Message):
     __slots__ = ("code", "message", "recovery_method", "since", "actor")
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -283,7 +421,7 @@ class Certificate(_message.Message):
     def __init__(self, id: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., device_id: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub_id: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., base_certificate_id: _Optional[str] = ..., key_id: _Optional[str] = ..., signature: _Optional[bytes] = ..., attestation: _Optional[_Union[Attestation, _Mapping]] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant", "pod", "container", "grant_count", "active_scrub_id", "parent", "numa_node", "next_attempt_at", "last_hand_over_kind", "profile", "peers", "attributes", "advertised", "policy", "enforcement", "break_glass", "failed_recoveries", "recovery_blocker", "open_grants", "conditions", "lifetime_counters", "reset_pending", "probation_scrubs_passed", "quarantines", "recovery_attempts", "baseline", "unauthorized_users", "holders", "uninspected_processes", "probation_scrubs_required")
+    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant", "pod", "container", "grant_count", "active_scrub_id", "parent", "numa_node", "next_attempt_at", "last_hand_over_kind", "profile", "peers", "attributes", "advertised", "policy", "enforcement", "break_glass", "failed_recoveries", "recovery_blocker", "open_grants", "conditions", "lifetime_counters", "reset_pending", "probation_scrubs_passed", "quarantines", "recovery_attempts", "baseline", "unauthorized_users", "holders", "uninspected_processes", "claim", "admin_claims", "probation_scrubs_required")
     class AttributesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +474,8 @@ class Device(_message.Message):
     UNAUTHORIZED_USERS_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     UNINSPECTED_PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_CLAIMS_FIELD_NUMBER: _ClassVar[int]
     PROBATION_SCRUBS_REQUIRED_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
@@ -375,11 +515,13 @@ class Device(_message.Message):
     unauthorized_users: _containers.RepeatedScalarFieldContainer[str]
     holders: _containers.RepeatedCompositeFieldContainer[DeviceHolder]
     uninspected_processes: _containers.RepeatedScalarFieldContainer[str]
+    claim: Claim
+    admin_claims: _containers.RepeatedCompositeFieldContainer[Claim]
     probation_scrubs_required: int
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grant_count: _Optional[int] = ..., active_scrub_id: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., next_attempt_at: _Optional[float] = ..., last_hand_over_kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., attributes: _Optional[_Mapping[str, str]] = ..., advertised: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., break_glass: _Optional[_Union[BreakGlass, _Mapping]] = ..., failed_recoveries: _Optional[int] = ..., recovery_blocker: _Optional[str] = ..., open_grants: _Optional[_Iterable[_Union[OpenGrant, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., lifetime_counters: _Optional[_Mapping[str, int]] = ..., reset_pending: _Optional[bool] = ..., probation_scrubs_passed: _Optional[int] = ..., quarantines: _Optional[_Iterable[_Union[QuarantineRecord, _Mapping]]] = ..., recovery_attempts: _Optional[_Iterable[_Union[RecoveryAttempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., unauthorized_users: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[DeviceHolder, _Mapping]]] = ..., uninspected_processes: _Optional[_Iterable[str]] = ..., probation_scrubs_required: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grant_count: _Optional[int] = ..., active_scrub_id: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., next_attempt_at: _Optional[float] = ..., last_hand_over_kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., attributes: _Optional[_Mapping[str, str]] = ..., advertised: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., break_glass: _Optional[_Union[BreakGlass, _Mapping]] = ..., failed_recoveries: _Optional[int] = ..., recovery_blocker: _Optional[str] = ..., open_grants: _Optional[_Iterable[_Union[OpenGrant, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., lifetime_counters: _Optional[_Mapping[str, int]] = ..., reset_pending: _Optional[bool] = ..., probation_scrubs_passed: _Optional[int] = ..., quarantines: _Optional[_Iterable[_Union[QuarantineRecord, _Mapping]]] = ..., recovery_attempts: _Optional[_Iterable[_Union[RecoveryAttempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., unauthorized_users: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[DeviceHolder, _Mapping]]] = ..., uninspected_processes: _Optional[_Iterable[str]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., admin_claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., probation_scrubs_required: _Optional[int] = ...) -> None: ...
 
 class OpenGrant(_message.Message):
-    __slots__ = ("sequence", "tenant", "pod", "pod_uid", "container", "hand_over_kind", "granted_at", "certificate_id", "exception")
+    __slots__ = ("sequence", "tenant", "pod", "pod_uid", "container", "hand_over_kind", "granted_at", "certificate_id", "exception", "claim", "claim_pods", "claim_releasing")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     POD_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +531,9 @@ class OpenGrant(_message.Message):
     GRANTED_AT_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ID_FIELD_NUMBER: _ClassVar[int]
     EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_PODS_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_RELEASING_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     tenant: str
     pod: str
@@ -398,7 +543,10 @@ class OpenGrant(_message.Message):
     granted_at: float
     certificate_id: str
     exception: str
-    def __init__(self, sequence: _Optional[int] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., pod_uid: _Optional[str] = ..., container: _Optional[str] = ..., hand_over_kind: _Optional[str] = ..., granted_at: _Optional[float] = ..., certificate_id: _Optional[str] = ..., exception: _Optional[str] = ...) -> None: ...
+    claim: Claim
+    claim_pods: _containers.RepeatedCompositeFieldContainer[ClaimPod]
+    claim_releasing: bool
+    def __init__(self, sequence: _Optional[int] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., pod_uid: _Optional[str] = ..., container: _Optional[str] = ..., hand_over_kind: _Optional[str] = ..., granted_at: _Optional[float] = ..., certificate_id: _Optional[str] = ..., exception: _Optional[str] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claim_pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., claim_releasing: _Optional[bool] = ...) -> None: ...
 
 class QuarantineRecord(_message.Message):
     __slots__ = ("timestamp", "code", "tenant")

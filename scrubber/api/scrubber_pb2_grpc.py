@@ -55,6 +55,26 @@ class PluginStub:
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.HandOverRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.HandOverResponse.FromString,
                 _registered_method=True)
+        self.PrepareClaim = channel.unary_unary(
+                '/scrubber.v1.Plugin/PrepareClaim',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.PrepareClaimRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.PrepareClaimResponse.FromString,
+                _registered_method=True)
+        self.UnprepareClaim = channel.unary_unary(
+                '/scrubber.v1.Plugin/UnprepareClaim',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.UnprepareClaimRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.UnprepareClaimResponse.FromString,
+                _registered_method=True)
+        self.SetClaimPods = channel.unary_unary(
+                '/scrubber.v1.Plugin/SetClaimPods',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.SetClaimPodsRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.SetClaimPodsResponse.FromString,
+                _registered_method=True)
+        self.ListClaims = channel.unary_unary(
+                '/scrubber.v1.Plugin/ListClaims',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.ListClaimsRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.ListClaimsResponse.FromString,
+                _registered_method=True)
         self.SetResourceMapping = channel.unary_unary(
                 '/scrubber.v1.Plugin/SetResourceMapping',
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.SetResourceMappingRequest.SerializeToString,
@@ -98,6 +118,35 @@ class PluginServicer:
 
     def HandOver(self, request, context):
         """The gate. All devices together or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareClaim(self, request, context):
+        """The gate of a DRA driver: all devices of the claim together or none, durable before the answer. Called again for the same
+        claim, it gives the same answer. What the driver says about the claim and its pods is its word.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnprepareClaim(self, request, context):
+        """Releases a claim, and waits until its devices are scrubbed. An unknown claim is released.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetClaimPods(self, request, context):
+        """The pods that may use a claim, when they have changed. An unknown claim is ignored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListClaims(self, request, context):
+        """The claims that are prepared, or whose release is not complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,6 +196,26 @@ def add_PluginServicer_to_server(servicer, server):
                     servicer.HandOver,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.HandOverRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.HandOverResponse.SerializeToString,
+            ),
+            'PrepareClaim': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareClaim,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.PrepareClaimRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.PrepareClaimResponse.SerializeToString,
+            ),
+            'UnprepareClaim': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnprepareClaim,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.UnprepareClaimRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.UnprepareClaimResponse.SerializeToString,
+            ),
+            'SetClaimPods': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetClaimPods,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.SetClaimPodsRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.SetClaimPodsResponse.SerializeToString,
+            ),
+            'ListClaims': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListClaims,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.ListClaimsRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.ListClaimsResponse.SerializeToString,
             ),
             'SetResourceMapping': grpc.unary_unary_rpc_method_handler(
                     servicer.SetResourceMapping,
@@ -273,6 +342,114 @@ class Plugin:
             '/scrubber.v1.Plugin/HandOver',
             scrubber_dot_api_dot_scrubber__pb2.HandOverRequest.SerializeToString,
             scrubber_dot_api_dot_scrubber__pb2.HandOverResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareClaim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Plugin/PrepareClaim',
+            scrubber_dot_api_dot_scrubber__pb2.PrepareClaimRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.PrepareClaimResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnprepareClaim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Plugin/UnprepareClaim',
+            scrubber_dot_api_dot_scrubber__pb2.UnprepareClaimRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.UnprepareClaimResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetClaimPods(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Plugin/SetClaimPods',
+            scrubber_dot_api_dot_scrubber__pb2.SetClaimPodsRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.SetClaimPodsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListClaims(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Plugin/ListClaims',
+            scrubber_dot_api_dot_scrubber__pb2.ListClaimsRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.ListClaimsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.peer_auth import authorized_actor
 from scrubber.api.view_streams import ViewStreams
 from scrubber.domain.device import find_device
-from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady
+from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady, ScrubberError
 from scrubber.domain.node_record import YieldRequester
 from scrubber.engine.views import DeviceView, ScrubUpdate, Service
 from scrubber.observability.registry.audit_events import validate_event_names
@@ -72,6 +72,34 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
         return pb.HandOverResponse(
             devices=[messages.granted_message(each) for each in granted], duration_seconds=time.monotonic() - started
         )
+
+    async def PrepareClaim(self, request: pb.PrepareClaimRequest, context: Context) -> pb.PrepareClaimResponse:
+        started = time.monotonic()
+        granted = await self._service.claims.prepare(messages.parse_prepare_claim_call(request))
+        certificates = []
+        for each in granted:
+            with suppress(ScrubberError):  # the grant is made, whether or not its certificate can be shown
+                if each.certificate:
+                    view = await self._service.certificate(each.certificate)
+                    certificates.append(messages.claim_certificate_message(view.certificate))
+        return pb.PrepareClaimResponse(
+            devices=[messages.granted_message(each) for each in granted],
+            duration_seconds=time.monotonic() - started,
+            certificates=certificates,
+        )
+
+    async def UnprepareClaim(self, request: pb.UnprepareClaimRequest, context: Context) -> pb.UnprepareClaimResponse:
+        uid, wait = messages.parse_claim_uid(request.claim_uid), messages.parse_wait(request.deadline_seconds)
+        return messages.claim_release_message(await self._service.claims.unprepare(uid, wait))
+
+    async def SetClaimPods(self, request: pb.SetClaimPodsRequest, context: Context) -> pb.SetClaimPodsResponse:
+        uid = messages.parse_claim_uid(request.claim_uid)
+        await self._service.claims.set_pods(uid, messages.parse_claim_pods(request.pods))
+        return pb.SetClaimPodsResponse()
+
+    async def ListClaims(self, request: pb.ListClaimsRequest, context: Context) -> pb.ListClaimsResponse:
+        self._service.view().require_ready()
+        return messages.claim_list_message(self._service.claims.current())
 
     async def SetResourceMapping(
         self, request: pb.SetResourceMappingRequest, context: Context

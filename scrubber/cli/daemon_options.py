@@ -1,4 +1,4 @@
-"""Flags that both daemons, ``serve`` and ``plugin``, have: the kubelet's directory, logs, traces, metrics and probes."""
+"""Flags that several of the daemons ``serve``, ``plugin`` and ``dra`` have: directories, logs, traces, metrics, probes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ import typer
 from scrubber.config.settings import LogFormat, LogLevel, TraceExport
 
 __all__ = [
+    "DRIVER_METRICS_ADDRESS",
     "PLUGIN_METRICS_ADDRESS",
     "SERVICE_METRICS_ADDRESS",
+    "DriverMetricsAddressOption",
+    "DriverMetricsCertOption",
+    "DriverMetricsClientCaOption",
+    "DriverMetricsKeyOption",
+    "DriverProbeAddressOption",
     "KubeletDirOption",
     "LogFormatOption",
     "LogLevelOption",
@@ -49,9 +55,10 @@ TracesOption = Annotated[
     ),
 ]
 
-_SERVICE, _PLUGIN = "SCRUBBER_METRICS", "SCRUBBER_PLUGIN_METRICS"
-"""Beginnings of the environment variables, which differ: both daemons may run with one environment file on one node."""
+_SERVICE, _PLUGIN, _DRIVER = "SCRUBBER_METRICS", "SCRUBBER_PLUGIN_METRICS", "SCRUBBER_DRA_METRICS"
+"""Beginnings of the environment variables, which differ: all daemons may run with one environment file on one node."""
 SERVICE_METRICS_ADDRESS, PLUGIN_METRICS_ADDRESS = "127.0.0.1:9464", "127.0.0.1:9465"
+DRIVER_METRICS_ADDRESS = "127.0.0.1:9466"
 """Default addresses."""
 
 
@@ -103,5 +110,11 @@ PluginMetricsCertOption = Annotated[Path | None, _file("cert", _PLUGIN, _CERT_HE
 PluginMetricsKeyOption = Annotated[Path | None, _file("key", _PLUGIN, _KEY_HELP)]
 PluginMetricsClientCaOption = Annotated[Path | None, _file("client-ca", _PLUGIN, _CLIENT_CA_HELP)]
 
+DriverMetricsAddressOption = Annotated[str | None, _address(_DRIVER, DRIVER_METRICS_ADDRESS)]
+DriverMetricsCertOption = Annotated[Path | None, _file("cert", _DRIVER, _CERT_HELP)]
+DriverMetricsKeyOption = Annotated[Path | None, _file("key", _DRIVER, _KEY_HELP)]
+DriverMetricsClientCaOption = Annotated[Path | None, _file("client-ca", _DRIVER, _CLIENT_CA_HELP)]
+
 ServiceProbeAddressOption = Annotated[str, _probes("SCRUBBER_PROBE_ADDRESS")]
 PluginProbeAddressOption = Annotated[str, _probes("SCRUBBER_PLUGIN_PROBE_ADDRESS")]
+DriverProbeAddressOption = Annotated[str, _probes("SCRUBBER_DRA_PROBE_ADDRESS")]

@@ -93,6 +93,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "scrubber plugin",
         "scrubber plugin --mig-strategy mixed --node-name node-7",
     ),
+    "dra": (
+        "scrubber dra --node-name node-7",
+        "scrubber dra --node-name node-7 --kubeconfig /etc/scrubber/kubeconfig",
+    ),
     "version": (
         "scrubber version",
         "scrubber version --service",

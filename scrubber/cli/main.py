@@ -58,6 +58,7 @@ class Commands(LazyGroup):
         CommandEntry("policy", "policy", HelpSection.VERIFY, "Validate, show and explain policies."),
         CommandEntry("serve", "serve", HelpSection.RUN, "Run the scrub service."),
         CommandEntry("plugin", "plugin", HelpSection.RUN, "Run the device plugin."),
+        CommandEntry("dra", "dra", HelpSection.RUN, "Run the driver for dynamic resource allocation."),
         CommandEntry("completion", "completion", HelpSection.RUN, "Print the completion script of a shell."),
         CommandEntry("version", "version", HelpSection.RUN, "Print the version."),
         CommandEntry("demo", "demo", HelpSection.TRY, "Run the demo scenario."),

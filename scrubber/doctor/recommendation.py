@@ -27,8 +27,8 @@ _UNITS = "deploy/systemd"
 _NAMESPACE = "scrubber-system"
 _REFUSE_ENVVAR = ("ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED", "false")
 _DRA = (
-    "NVIDIA's GPU Operator is in DRA mode here (a GPUCluster): there is no device plugin to replace, and this version has no "
-    "DRA driver, so it cannot protect the GPUs of this node."
+    "NVIDIA's GPU Operator is in DRA mode here (a GPUCluster): there is no device plugin to replace, and this version does "
+    "not take the place of the operator's DRA driver, so it cannot protect the GPUs of this node."
 )
 
 

@@ -8,7 +8,9 @@ from enum import StrEnum
 
 __all__ = [
     "Assignment",
+    "Claim",
     "KubeletReading",
+    "ListedClaim",
     "Pod",
     "PodAbsence",
     "Process",
@@ -54,6 +56,47 @@ class Assignment:
     devices: frozenset[str]
     resource: str = field(default="", compare=False)
     shares: frozenset[str] = field(default=frozenset(), compare=False)
+
+
+# See docs/decisions/0044-claims.md.
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A resource claim, as the DRA driver of this node reported it: the grantee of grants on behalf of its pods.
+
+    Attributes:
+        driver: the name of the DRA driver.
+        pods: the pods that may use its devices, by the driver's word and by the kubelet's list; each has a UID.
+        listed_pods: those for which the kubelet itself listed the claim. Only their processes may be killed.
+        released_at: wall-clock seconds of the first request to unprepare it; None while it is prepared.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    driver: str
+    pods: tuple[Pod, ...] = ()
+    listed_pods: tuple[Pod, ...] = ()
+    released_at: float | None = None
+
+    @property
+    def tenant(self) -> str:
+        """The namespace, as of its pods: a claim belongs to one namespace."""
+        return self.namespace
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its pods may start at any moment: no request to unprepare it has come."""
+        return self.released_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedClaim:
+    """A claim that the kubelet lists for a container of ``pod``; the list has no UID of the claim."""
+
+    pod: Pod
+    driver: str
+    namespace: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +148,7 @@ class KubeletReading:
             no answer.
         shares: the shares of those in ``assignments`` and ``checkpoint_only`` that have shares of devices and not whole
             devices.
+        claims: the claims of DRA drivers that PodResources lists, of any device.
         with_unmapped_ids: pods with a resource of a plugin or DRA driver whose IDs are not mapped. It may be any of our
             devices, until the plugin announces what its IDs mean.
     """
@@ -122,6 +166,7 @@ class KubeletReading:
     shares: tuple[Share, ...] = ()
     finished_at: float = 0.0
     with_unmapped_ids: frozenset[Pod] = frozenset()
+    claims: tuple[ListedClaim, ...] = ()
 
     def listed_assignments(self, device: str, share: frozenset[str] = frozenset()) -> tuple[Assignment, ...]:
         """All assignments that PodResources lists for ``device``; only those of ``share``, if given.
@@ -180,6 +225,14 @@ class KubeletReading:
         """The IDs of all shares of ``device`` that containers of ``pod`` have."""
         return frozenset(
             id_ for share in self.shares if (share.pod, share.device) == (pod, device) for id_ in share.ids
+        )
+
+    def pods_of_claim(self, claim: Claim) -> frozenset[Pod]:
+        """The pods for which the kubelet lists ``claim``; it lists only one claim of a name at a time."""
+        return frozenset(
+            each.pod
+            for each in self.claims
+            if (each.driver, each.namespace, each.name) == (claim.driver, claim.namespace, claim.name)
         )
 
     def _with(self, among: Iterable[Assignment], device: str, share: frozenset[str]) -> tuple[Assignment, ...]:

@@ -84,6 +84,7 @@ def certify(
     rests_on: str | None = None,
     basis: Basis = Basis.CERTIFICATE,
     attestation: Attestation | None = None,
+    is_claim: bool = False,
 ) -> Certificate:
     """Return the certificate of a path that passed; unused.
 
@@ -91,6 +92,7 @@ def certify(
         rests_on: for a fast path, the slow-path certificate that it rests on.
         basis: the basis of the grant; an exception where there is no proof of the memory.
         attestation: the device's attestation, if one was made.
+        is_claim: it is for the grant to a claim.
     """
     done = tuple(steps)
     covered = tuple(_claim(result) for result in done if result.verdict is Verdict.PASSED)
@@ -118,6 +120,10 @@ def certify(
     missing.append(
         "use: a container that the kubelet starts without calling the plugin, while the plugin is not registered"
     )
+    if is_claim:
+        missing.append(
+            "use: restarts of containers within the claim, and further pods of the claim, which start without a hand-over"
+        )
     return Certificate(
         id=certificate_id,
         node=identity.node,

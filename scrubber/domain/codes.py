@@ -116,6 +116,26 @@ class ErrorCode(StrEnum):
         "assigned-by-another-plugin",
         "Another plugin or DRA driver has given the device to a pod, too: stop it, or exclude the device from it.",
     )
+    PREPARED_FOR_CLAIM = (
+        "prepared-for-claim",
+        "The device is prepared for a resource claim; it is free once that claim was unprepared and its pods have ended.",
+    )
+    ADVERTISED_BY_PLUGIN = (
+        "advertised-by-plugin",
+        "The device plugin advertises the device that the DRA driver was asked for: exclude it from one of the two.",
+    )
+    CLAIM_CHANGED = (
+        "claim-changed",
+        "A claim that is prepared was to be prepared with other devices; delete its pods, and the claim with them.",
+    )
+    CLAIM_SHARED = (
+        "claim-shared",
+        "A claim is reserved for several pods, and the policy allows one pod on the device (`sharing: never`): use a claim for each pod.",
+    )
+    CLAIM_IN_PROGRESS = (
+        "claim-in-progress",
+        "Another call for the same resource claim has not ended yet; the call is tried again.",
+    )
     HELD_BY_OWN_POD = (
         "held-by-own-pod",
         "Another container of the starting pod holds the device; the start waits until that container closes it.",

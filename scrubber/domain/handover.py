@@ -37,6 +37,9 @@ _EXCEPTIONS = {
 }
 """The kinds of hand-over that a policy may allow on checks alone. Never to another tenant, regardless of the policy."""
 
+_TEMPORARY_PROBLEMS = (ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN, ErrorCode.PREPARED_FOR_CLAIM)
+"""Problems of an assignment that end when another pod or claim ends."""
+
 
 class HandoverVerdict(StrEnum):
     """What to do with a hand-over."""
@@ -98,7 +101,9 @@ class HandoverFacts:
         last_pod_ran: the pod of the last grant was seen to run since: no exception rests on a run that was not
             observed.
         assignment_problem: what is wrong with the assignment according to the kubelet: ``REASSIGNED``, ``UNASSIGNED``
-            or ``ASSIGNED_BY_ANOTHER_PLUGIN``; None where nothing is.
+            or ``ASSIGNED_BY_ANOTHER_PLUGIN``; or with the claim, as :func:`~scrubber.domain.claims.claim_problem`
+            returns it; None where nothing is.
+        is_claim: whether a claim is to be prepared: no exception applies to it.
         is_share: whether the request is for one of several shares of the device.
         starting_pod: the pod that starts, where that is certain; used only for a share.
         granted_pods: pods of grants since the device was last clean, including pods that are over; without the starting
@@ -114,6 +119,7 @@ class HandoverFacts:
     identity: NodeIdentity
     last_pod_ran: bool
     assignment_problem: ErrorCode | None = None
+    is_claim: bool = False
     is_share: bool = False
     starting_pod: Pod | None = None
     granted_pods: tuple[GrantedPod, ...] | None = None
@@ -189,9 +195,8 @@ def _enforced(facts: HandoverFacts) -> HandoverDecision:
     """Return the decision of an enforced policy. Each rule handles what the previous ones left undecided."""
     record = facts.record
     if facts.assignment_problem is not None and facts.policy.enforcement is not Enforcement.OBSERVE:
-        for_now = facts.assignment_problem is ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN
         return _not_granted(
-            HandoverVerdict.WAIT if for_now else HandoverVerdict.REFUSE,
+            HandoverVerdict.WAIT if facts.assignment_problem in _TEMPORARY_PROBLEMS else HandoverVerdict.REFUSE,
             facts.assignment_problem,
             "its assignment is not certain",
         )
@@ -245,7 +250,7 @@ def _basis(facts: HandoverFacts) -> tuple[Basis | None, str]:
         if flaw is None:
             return Basis.CERTIFICATE, "a certificate was issued since the last grant"
         return None, f"its certificate is not valid: {flaw}"
-    exception = _EXCEPTIONS.get(kind)
+    exception = None if facts.is_claim else _EXCEPTIONS.get(kind)
     if facts.policy.required_proof(kind) is not RequiredProof.CHECKS or exception is None:
         return None, f"the device is {record.hygiene.value}"
     missing = _missing_for_exception(record, ran=facts.last_pod_ran)

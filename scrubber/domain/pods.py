@@ -12,6 +12,7 @@ __all__ = [
     "PodLiveness",
     "PodState",
     "RemainingCgroups",
+    "claim_pod_liveness",
     "has_ended",
     "own_pod_liveness",
     "pod_liveness",
@@ -83,6 +84,61 @@ def has_ended(
     """
     has_run = bool(started) and (started in seen or started not in remaining.containers)
     return has_run and (not remaining.pod or bool(sandbox))
+
+
+# See docs/decisions/0044-claims.md.
+def claim_pod_liveness(
+    processes: Iterable[Process],
+    absence: PodAbsence,
+    remaining: RemainingCgroups | None,
+    *,
+    released_for: float | None,
+    listed: bool,
+    named_by_kubelet: bool,
+    seen: Collection[str],
+    first_processes: Mapping[str, Process],
+    now: float,
+    leftover_grace_period: float,
+) -> PodLiveness:
+    """Return the liveness of a pod of a claim.
+
+    While the claim is prepared, its pods count as alive, whatever they do: the kubelet may start a container of them at
+    any moment. Afterwards no process is ignored, the sandbox included: without it no container can start.
+
+    Args:
+        processes: all processes of the pod.
+        absence: in how many consecutive trusted readings the pod was absent.
+        remaining: its cgroups; None where containers are not identified by cgroups.
+        released_for: seconds since the claim was released; None while it is prepared.
+        listed: whether a reading of the kubelet names it: then the kubelet released the claim after its containers ended.
+        named_by_kubelet: whether the kubelet has ever listed the claim for this pod. Otherwise only the driver's word says
+            that it is one of the claim's pods, and no process is killed for that.
+        seen: names of container cgroups in which a process was seen.
+        first_processes: the first process of each of its containers.
+        now: monotonic seconds, the clock of ``absence``.
+    """
+    if released_for is None:
+        return PodLiveness(PodState.ALIVE)
+    left = tuple(sorted(processes))
+    gone_for = now - absence.since if absence.proved and absence.since is not None else 0.0
+    if not left:
+        about_to_start = remaining is not None and any(each not in seen for each in remaining.containers)
+        removed = remaining is not None and not remaining.pod
+        quiet = (listed or absence.proved) and not about_to_start
+        over = removed or quiet or released_for >= leftover_grace_period
+        return PodLiveness(PodState.OVER, ended=True) if over else PodLiveness(PodState.ALIVE)
+    if not named_by_kubelet:
+        return PodLiveness(PodState.ALIVE, left)
+    if gone_for >= leftover_grace_period:
+        return PodLiveness(PodState.LEFTOVER, left, f"its pod has been gone for over {leftover_grace_period:g} s")
+    living = {process.identity for process in left}
+    dead_firsts = all(
+        each.container in first_processes and first_processes[each.container].identity not in living for each in left
+    )
+    if dead_firsts and released_for >= leftover_grace_period:
+        proof = f"its claim was released over {leftover_grace_period:g} s ago, and the first process of its container is dead"
+        return PodLiveness(PodState.LEFTOVER, left, proof)
+    return PodLiveness(PodState.ALIVE, left)
 
 
 # See docs/decisions/0009-restarts-within-a-pod.md.

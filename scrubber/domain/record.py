@@ -6,12 +6,12 @@ one transaction with its audit rows, and only then it is applied in memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from scrubber.domain.assignment import Assignment, Pod, Process
+from scrubber.domain.assignment import Assignment, Claim, Pod, Process
 from scrubber.domain.baseline import Baseline
-from scrubber.domain.evidence import Certificate
+from scrubber.domain.evidence import Certificate, PathKind
 from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis, HandOverKind
 from scrubber.domain.health.history import PastQuarantine, RecoveryAttempt, append_entry
 from scrubber.domain.health.signal_table import SignalTable
@@ -33,11 +33,11 @@ __all__ = ["ActiveWarning", "BreakGlass", "DeviceRecord", "Grant"]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A granted hand-over.
+    """A granted hand-over, to a container of a pod or to a claim with its pods.
 
     Attributes:
         sequence: number of the grant on its device, from 1; an adoption counts as a grant that was made elsewhere.
-        assignment: the pod and container that have the device by it; None when no source named them.
+        assignment: the pod and container that have the device by it; None for a claim, and when no source named them.
         kind: how it relates to the previous grant.
         at: wall-clock seconds.
         boot: boot ID; no process of an earlier boot is alive.
@@ -48,6 +48,8 @@ class Grant:
             first: for each grant, the first container created after it. A container whose creation was not observed is
             missing.
         started: name of the container cgroup that was created after this grant; empty if none was observed.
+        claim: the claim that has the device by it; None for a container.
+        path: whether the device was clean already; None for an adoption.
     """
 
     sequence: int
@@ -60,10 +62,34 @@ class Grant:
     baseline: tuple[Process, ...] = ()
     cgroups: tuple[str, ...] = ()
     started: str = ""
+    claim: Claim | None = None
+    path: PathKind | None = None
 
     @property
     def pod(self) -> Pod | None:
+        """The pod of its container; None for a claim, and when no source named it."""
         return None if self.assignment is None else self.assignment.pod
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """The pods that may use the device by it: those of its claim, or the pod of its container."""
+        if self.claim is not None:
+            return self.claim.pods
+        return () if self.assignment is None else (self.assignment.pod,)
+
+    @property
+    def tenant(self) -> str | None:
+        """The namespace of its claim or pod; None when no source named them."""
+        if self.claim is not None:
+            return self.claim.tenant
+        return None if self.assignment is None else self.assignment.pod.tenant
+
+    def by_pod(self) -> tuple[Grant, ...]:
+        """The grant as each of its pods has it: for a claim with pods, one with the ``assignment`` of each pod."""
+        if self.claim is None or not self.claim.pods:
+            return (self,)
+        driver = self.claim.driver
+        return tuple(replace(self, assignment=Assignment(pod, "", frozenset(), driver)) for pod in self.claim.pods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +112,9 @@ class BreakGlass:
 
 _MAX_CGROUPS = 16
 """Containers of one pod that a grant remembers: of those that crash repeatedly only the last can still be exiting."""
+
+_MAX_ADMIN_CLAIMS = 16
+"""Maximum number of claims with admin access in a record: monitors of one node are few."""
 
 _MAX_WARNINGS = 32
 """Maximum number of warnings in a record: a driver may report any number."""
@@ -123,6 +152,8 @@ class DeviceRecord:
         limits_count_from: wall-clock seconds of an operator's last release: the device's own limits count from there.
         break_glass: set while a break-glass override is in effect.
         baseline: the device's expected facts; None until it was first inspected.
+        admin_claims: claims with admin access to it: no grants, so that they change nothing else, and their pods count
+            neither as tenants nor as unauthorized users.
     """
 
     device: str
@@ -151,6 +182,7 @@ class DeviceRecord:
     limits_count_from: float | None = None
     break_glass: BreakGlass | None = None
     baseline: Baseline | None = None
+    admin_claims: tuple[Claim, ...] = ()
 
     @property
     def previous_assignment(self) -> Assignment | None:
@@ -162,7 +194,7 @@ class DeviceRecord:
         """The only tenant that has, or had, the device since it was last clean; None when that is not certain."""
         if self.hygiene is Hygiene.CLEAN:
             return None  # its open grants are of a pod that is about to start on it again
-        named = {grant.pod.tenant if grant.pod is not None else None for grant in self.open_grants}
+        named = {grant.tenant for grant in self.open_grants}
         return named.pop() if len(named) == 1 and not self.contaminated else None
 
     @property
@@ -173,6 +205,15 @@ class DeviceRecord:
     def open_grants_of(self, pod: Pod | None) -> tuple[Grant, ...]:
         """The open grants of ``pod``; empty where its UID is not known."""
         return tuple(each for each in self.open_grants if pod is not None and pod.uid is not None and each.pod == pod)
+
+    def claim(self, uid: str) -> Claim | None:
+        """The claim ``uid`` of an open grant; None when there is none."""
+        return next((each.claim for each in self.open_grants if each.claim is not None and each.claim.uid == uid), None)
+
+    @property
+    def prepared_claims(self) -> tuple[Claim, ...]:
+        """The claims of open grants that no request to unprepare has released."""
+        return tuple(each.claim for each in self.open_grants if each.claim is not None and each.claim.is_prepared)
 
     @property
     def advertised(self) -> bool:
@@ -214,6 +255,7 @@ class DeviceRecord:
             open_grants=still_open,
             exclusive_use=False,
             boot=boot,
+            admin_claims=self.admin_claims if self.boot == boot else (),
             # The driver and the service's event counts start again from zero.
             lifetime_counters=self.without_unlisted_errors(()).lifetime_counters,
         )
@@ -305,6 +347,30 @@ class DeviceRecord:
         grants = tuple(grant if each.sequence == grant.sequence else each for each in self.open_grants)
         return self._next(last_grant=grant, open_grants=grants)
 
+    def with_claim(self, uid: str, change: Callable[[Claim], Claim]) -> DeviceRecord:
+        """Change the claim ``uid`` in every grant that names it; the record itself where that changes nothing."""
+
+        def changed(grant: Grant) -> Grant:
+            same = grant.claim is not None and grant.claim.uid == uid
+            return replace(grant, claim=change(grant.claim)) if same and grant.claim is not None else grant
+
+        grants = tuple(changed(each) for each in self.open_grants)
+        last = None if self.last_grant is None else changed(self.last_grant)
+        if (grants, last) == (self.open_grants, self.last_grant):
+            return self
+        return self._next(open_grants=grants, last_grant=last)
+
+    def with_admin_access(self, claim: Claim) -> DeviceRecord:
+        """Add a claim with admin access, or set its pods; beyond a limit the oldest one is forgotten."""
+        others = tuple(each for each in self.admin_claims if each.uid != claim.uid)
+        admins = (*others, claim)[-_MAX_ADMIN_CLAIMS:]
+        return self if claim in self.admin_claims else self._next(admin_claims=admins)
+
+    def without_admin_access(self, uid: str) -> DeviceRecord:
+        """Remove the claim ``uid`` with admin access, if there is one."""
+        left = tuple(each for each in self.admin_claims if each.uid != uid)
+        return self if left == self.admin_claims else self._next(admin_claims=left)
+
     def after_release(self) -> DeviceRecord:
         """Record that no pod of an open grant is entitled to use the device any more.
 
@@ -315,14 +381,19 @@ class DeviceRecord:
     def after_grant(self, grant: Grant, fast: Certificate | None, *, certain: bool) -> DeviceRecord:
         """Record a grant: the device is in use, and this change uses up the certificate.
 
-        Earlier open grants of the same pod are merged into the new grant; those of other pods stay open.
+        Earlier open grants of the same pod or claim are merged into the new grant; the others stay open.
 
         Args:
             fast: the fast path's own certificate, when it issued one.
             certain: whether PodResources itself named the assignment; a hint is reliable enough to wait for, but not to
                 trust.
         """
-        others = tuple(each for each in self.open_grants if each not in self.open_grants_of(grant.pod))
+        same = self.open_grants_of(grant.pod)
+        if grant.claim is not None:
+            same = tuple(
+                each for each in self.open_grants if each.claim is not None and each.claim.uid == grant.claim.uid
+            )
+        others = tuple(each for each in self.open_grants if each not in same)
         if self.hygiene is Hygiene.CLEAN and grant.basis is Basis.CERTIFICATE:
             others = ()  # a clean device is granted only after the pods of all earlier grants are over
         return self._next(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from scrubber.domain.assignment import KubeletReading, Trust
+from scrubber.domain.assignment import Claim, KubeletReading, Trust
 from scrubber.domain.record import Grant
 
 __all__ = ["MAX_UNDETECTED_SECONDS", "UseKind", "classify_use", "may_be_killed", "may_hold_undetected"]
@@ -25,22 +25,34 @@ class UseKind(StrEnum):
     """Neither a grant nor an assignment by the kubelet gives the device to its pod."""
     VALIDATION = "validation"
     """A program of the node's infrastructure uses the device, which makes it dirty."""
+    ADMIN_ACCESS = "admin-access"
+    """Its pod has a claim with admin access to the device, which is no use by a tenant."""
     UNDETERMINED = "undetermined"
     """The device was granted to a pod that no source names, or the kubelet has not listed this pod yet."""
 
 
 # See docs/decisions/0020-unauthorized-use.md.
-def classify_use(uid: str | None, device: str, grants: Iterable[Grant], reading: KubeletReading) -> UseKind:
+def classify_use(
+    uid: str | None,
+    device: str,
+    grants: Iterable[Grant],
+    reading: KubeletReading,
+    *,
+    admin_claims: Iterable[Claim] = (),
+) -> UseKind:
     """Classify the use of ``device`` by a process of pod ``uid`` (None: of no pod).
 
     Args:
         grants: the open grants of the device.
         reading: the newest reading; its entries count even when it is not trusted.
+        admin_claims: the claims with admin access to the device.
     """
     open_grants = tuple(grants)
-    if uid is not None and any(grant.pod is not None and grant.pod.uid == uid for grant in open_grants):
+    if uid is not None and any(_is_tenant(uid, grant, reading) for grant in open_grants):
         return UseKind.GRANTED
-    if any(grant.pod is None or grant.pod.uid is None for grant in open_grants):
+    if uid is not None and any(_is_pod_of(uid, claim, reading) for claim in admin_claims):
+        return UseKind.ADMIN_ACCESS
+    if any(not grant.pods or any(pod.uid is None for pod in grant.pods) for grant in open_grants):
         return UseKind.UNDETERMINED
     if not open_grants and _is_not_yet_listed(uid, reading):
         return UseKind.UNDETERMINED
@@ -51,7 +63,14 @@ def classify_use(uid: str | None, device: str, grants: Iterable[Grant], reading:
     )
 
 
-def may_be_killed(uid: str | None, device: str, grants: Iterable[Grant], reading: KubeletReading) -> bool:
+def may_be_killed(
+    uid: str | None,
+    device: str,
+    grants: Iterable[Grant],
+    reading: KubeletReading,
+    *,
+    admin_claims: Iterable[Claim] = (),
+) -> bool:
     """Whether an unauthorized process may be killed where the policy demands it.
 
     Only a pod's process, and only according to a trusted list. A process of the node itself is left to an operator, and
@@ -61,7 +80,7 @@ def may_be_killed(uid: str | None, device: str, grants: Iterable[Grant], reading
         return False
     if any(pod.uid in (uid, None) for pod in reading.with_unmapped_ids):
         return False
-    return classify_use(uid, device, grants, reading) is UseKind.UNAUTHORIZED
+    return classify_use(uid, device, grants, reading, admin_claims=admin_claims) is UseKind.UNAUTHORIZED
 
 
 # See docs/decisions/0017-budgeted-process-walk.md.
@@ -83,6 +102,17 @@ def may_hold_undetected(
     if any(pod.uid in (uid, None) for pod in reading.with_unmapped_ids):
         return True
     return classify_use(uid, device, grants, reading) is not UseKind.UNAUTHORIZED
+
+
+def _is_tenant(uid: str, grant: Grant, reading: KubeletReading) -> bool:
+    """Whether pod ``uid`` has the device by ``grant``; a further pod of a prepared claim does as soon as it is listed."""
+    if any(pod.uid == uid for pod in grant.pods):
+        return True
+    return grant.claim is not None and grant.claim.is_prepared and _is_pod_of(uid, grant.claim, reading)
+
+
+def _is_pod_of(uid: str, claim: Claim, reading: KubeletReading) -> bool:
+    return any(pod.uid == uid for pod in (*claim.pods, *reading.pods_of_claim(claim)))
 
 
 def _is_not_yet_listed(uid: str | None, reading: KubeletReading) -> bool:

@@ -163,6 +163,51 @@ class ContainerRuntime:
     def has_pod(self, uid: str) -> bool:
         return uid in self._pods
 
+    def sandbox_runs(self, uid: str) -> bool:
+        """Whether the pod's sandbox exists and its process has not ended."""
+        pod = self._pods.get(uid)
+        return pod is not None and pod.sandbox.exit_code is None
+
+    def kill_sandbox(self, uid: str) -> None:
+        """End a pod's sandbox, as a fault of the runtime; its containers run until the kubelet notices."""
+        pod = self._pods.get(uid)
+        if pod is not None:
+            pod.sandbox.signal(signal.SIGKILL)
+
+    async def tear_down_sandbox(self, uid: str) -> None:
+        """End what still runs of the pod, and forget its sandbox: :meth:`run_sandbox` makes another."""
+        await self._run_shielded(self._tear_down(uid))
+
+    async def _tear_down(self, uid: str) -> None:
+        async with self._starting:
+            pod = self._pods.get(uid)
+            if pod is not None:
+                await self._end(pod)
+                self._pods.pop(uid, None)
+
+    async def wait_until_removed(self, uid: str) -> None:
+        """Wait until nothing runs any more in the containers of a pod that is being removed."""
+        pod = self._pods.get(uid)
+        for container in (*pod.containers.values(), pod.sandbox) if pod is not None else ():
+            await container.exited.wait()
+
+    async def reboot(self) -> None:
+        """End every container and process of the node, and forget all pods."""
+        async with self._starting:
+            for pod in list(self._pods.values()):
+                await self._end(pod)
+            if self._groups is not None:
+                cgroups.kill_processes(self._groups)
+                await cgroups.wait_until_empty(self._groups)
+            await markers.kill_marked_processes(self._uids)
+            self._pods.clear()
+
+    async def _end(self, pod: _RuntimePod) -> None:
+        for container in (*pod.containers.values(), pod.sandbox):
+            container.signal(signal.SIGKILL)
+        for container in (*pod.containers.values(), pod.sandbox):
+            await container.exited.wait()
+
     async def remove_pod(self, uid: str) -> None:
         """End what still runs of the pod, then its sandbox. Children that the pod leaves live on, in their group.
 
@@ -173,10 +218,7 @@ class ContainerRuntime:
             pod = self._pods.get(uid)
         if pod is None:
             return
-        for container in (*pod.containers.values(), pod.sandbox):
-            container.signal(signal.SIGKILL)
-        for container in (*pod.containers.values(), pod.sandbox):
-            await container.exited.wait()
+        await self._end(pod)
         self._pods.pop(uid, None)
         if pod.group is not None:
             self._in_background(self._remove_group(pod.group))

@@ -196,7 +196,7 @@ class DeviceManager:
             reusable = {}
             self._reusable = (pod.uid, reusable)
         self.prune()
-        for resource, count in container.resources.items():
+        for resource, count in _plugin_requests(pod, container):
             if count:
                 await self._allocate_resource(pod, container, resource, count, reusable.get(resource, set()))
         for allocation in self.allocations.of_container(pod.uid, container.name):
@@ -234,7 +234,7 @@ class DeviceManager:
         Raises:
             AllocationRefused: its plugin has not registered again, or its device is not healthy now.
         """
-        for resource, count in container.resources.items():
+        for resource, count in _plugin_requests(pod, container):
             if count:
                 self._check_usable(resource, self._allocated_devices(pod, container, resource, count))
 
@@ -303,7 +303,7 @@ class DeviceManager:
         Raises:
             StartRefused: the plugin refused, is unreachable or took too long.
         """
-        for resource, count in container.resources.items():
+        for resource, count in _plugin_requests(pod, container):
             if count and (resource in self._resources or resource in self.allocations.resources()):
                 await self._pre_start(pod, container, resource)
         merged = [each.response for each in self.allocations.of_container(pod.uid, container.name)]
@@ -343,3 +343,9 @@ class DeviceManager:
         mixed = sorted(devices)
         self._rng.shuffle(mixed)
         return mixed
+
+
+def _plugin_requests(pod: EmulatedPod, container: ContainerSpec) -> list[tuple[str, int]]:
+    """Return what a container requests of device plugins; resources that it gets from a claim are not among it."""
+    claimed = pod.claimed_resources(container.name)
+    return [(resource, count) for resource, count in container.resources.items() if resource not in claimed]

@@ -29,13 +29,17 @@ class KubeletEvent:
     """An RPC of the protocols (``Allocate``), or an event of the node.
 
     These are ``StreamEnded``, ``Deregistered`` (the socket in ``plugins_registry/`` that ``detail`` names was removed),
-    ``ContainerStarted``, ``ContainerDied`` and ``PodOver``.
+    ``ContainerStarted``, ``ContainerDied``, ``PodOver`` and ``SandboxChanged`` (a sandbox that died is replaced); with
+    an API server also ``SlicesDeleted`` (of a driver, or of all), ``HealthStreamEnded``, ``OrphanNotUnprepared``, and the
+    kubelet's events about a pod, ``FailedPrepareDynamicResources`` and ``FailedKillPod``.
     """
     outcome: str = "OK"
     """``OK``, or the gRPC code in the kubelet's spelling: ``DeadlineExceeded``; for a container its exit code."""
     duration: float = 0.0
     resource: str = ""
+    """A resource of device plugins, or a DRA driver."""
     devices: tuple[str, ...] = ()
+    """Ids of devices; of a DRA call the UIDs of its claims."""
     pod: str = ""
     """``namespace/name``."""
     pod_uid: str = ""

@@ -17,9 +17,14 @@ from types import TracebackType
 from scrubber.config.settings import EMULATOR_MARKER_FILE
 from scrubber.emulator import cgroups, sockets
 from scrubber.emulator.changes import ChangeNotifier
+from scrubber.emulator.cluster.api import EmulatedApi
+from scrubber.emulator.cluster.resources import PODS, Json
 from scrubber.emulator.containers import ContainerRuntime
+from scrubber.emulator.dra.manager import DraManager
 from scrubber.emulator.events import KubeletEvent, Recorder
 from scrubber.emulator.kubelet_process import EmulatedNode, KubeletProcess, NodeStatus
+from scrubber.emulator.podmirror import PodMirror
+from scrubber.emulator.podobjects import pod_object, pod_spec
 from scrubber.emulator.pods import Deletion, EmulatedPod, PodSpec
 from scrubber.emulator.timings import KubeletTimings
 
@@ -32,6 +37,9 @@ class Kubelet:
     directory). ``cgroup_parent`` is a writable cgroup v2 directory that the kubelet then uses and removes: containers
     run in ``kubepods/pod<uid>/<64 hex>`` below it. With or without it each process carries the pod's marker
     (:mod:`scrubber.emulator.markers`). ``<root>/emulated`` marks that no real kubelet runs here.
+
+    With a ``cluster`` the node is the object ``node_name`` of its API server, runs the pods that are bound to it there,
+    and has Dynamic Resource Allocation: drivers' sockets in ``plugins/``, CDI specifications in ``cdi/``.
     """
 
     def __init__(
@@ -41,6 +49,8 @@ class Kubelet:
         timings: KubeletTimings | None = None,
         cgroup_parent: Path | None = None,
         rng: random.Random | None = None,
+        cluster: EmulatedApi | None = None,
+        node_name: str = "node-a",
     ) -> None:
         """Initialise the node; nothing is created or started yet.
 
@@ -53,7 +63,16 @@ class Kubelet:
         chance = rng or random.Random()
         groups = cgroup_parent / "kubepods" if cgroup_parent else None
         runtime = ContainerRuntime(groups, chance)
-        self._node = EmulatedNode(root, timings or KubeletTimings(), chance, changes, Recorder(changes), runtime)
+        self._node = EmulatedNode(
+            root,
+            timings or KubeletTimings(),
+            chance,
+            changes,
+            Recorder(changes),
+            runtime,
+            cluster=cluster,
+            name=node_name,
+        )
         self._node.api_server.set()
         sockets.check_length(self._node.kubelet_socket)
         sockets.check_length(self._node.pod_resources_socket)
@@ -61,6 +80,18 @@ class Kubelet:
         self._lives = 0
         self._closed = False
         self._crashes: list[BaseException] = []
+        self._mirror: PodMirror | None = None
+        self._mirroring: asyncio.Task[None] | None = None
+        if cluster is not None:
+            self._mirror = PodMirror(
+                cluster,
+                node_name,
+                self._node.pods,
+                add=self._made_pod,
+                on_added=self._pod_added,
+                on_changed=self._pod_changed,
+                on_removed=self._pod_removed,
+            )
 
     async def __aenter__(self) -> Kubelet:
         try:
@@ -92,6 +123,12 @@ class Kubelet:
             directory.mkdir(parents=True, exist_ok=True, mode=0o750)
         for directory in (node.pod_logs, node.containers):
             directory.mkdir(parents=True, exist_ok=True)
+        if self._mirror is not None:
+            for directory in (node.plugins, node.cdi.directory):
+                directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+            if self._mirroring is None:
+                self._mirroring = asyncio.get_running_loop().create_task(self._mirror.run())
+                self._mirroring.add_done_callback(self._mirror_ended)
         (self.root / EMULATOR_MARKER_FILE).write_text("The kubelet of this directory is scrubber's emulator.\n")
         self._process = KubeletProcess(node, restarted=self._lives > 0)
         self._lives += 1
@@ -111,6 +148,13 @@ class Kubelet:
         await self.stop()
         await self.start()
 
+    async def reboot(self) -> None:
+        """Restart the node: every process on it ends, and what is not on disk is gone, the CDI specifications too."""
+        await self.stop()
+        await self._node.runtime.reboot()
+        self._node.cdi.clear()
+        await self.start()
+
     async def close(self) -> None:
         """End everything: the process, every container, every leftover process, every control group. Files stay.
 
@@ -125,6 +169,9 @@ class Kubelet:
         self._closed = True
         try:
             await self.stop()
+            if self._mirroring is not None:
+                self._mirroring.cancel()
+                await asyncio.gather(self._mirroring, return_exceptions=True)
         finally:
             try:
                 await self._node.runtime.close()
@@ -169,22 +216,72 @@ class Kubelet:
 
         Raises:
             RuntimeError: the node was closed.
-            ValueError: a pod with this namespace and name exists.
+            StatusError: the API server refused the pod, or is away.
+            ValueError: a pod with this namespace and name exists, or it has claims and the node no API server.
         """
         if self._closed:
             raise RuntimeError("this node was closed: create another Kubelet")
         node = self._node
+        if node.cluster is not None and self._mirror is not None:
+            made = node.cluster.create(PODS, pod_object(spec, node.name))
+            self._mirror.reconcile()
+            return node.pods[made["metadata"]["uid"]]
+        if spec.claims:
+            raise ValueError(f"pod {spec.namespace}/{spec.name} has claims, which need an API server")
         for other in node.pods.values():
             if (other.spec.namespace, other.spec.name) == (spec.namespace, spec.name):
                 raise ValueError(f"pod {other.full_name} already exists: delete it first")
-        uid = str(uuid.UUID(bytes=node.rng.randbytes(16), version=4))
-        logs = node.pod_logs / f"{spec.namespace}_{spec.name}_{uid}"
-        pod = EmulatedPod(spec, uid, logs, node.containers / uid, node.changes)
-        node.pods[uid] = pod
+        pod = self._pod(spec, str(uuid.UUID(bytes=node.rng.randbytes(16), version=4)))
+        node.pods[pod.uid] = pod
+        self._pod_added(pod)
+        return pod
+
+    def _pod(self, spec: PodSpec, uid: str) -> EmulatedPod:
+        logs = self._node.pod_logs / f"{spec.namespace}_{spec.name}_{uid}"
+        return EmulatedPod(spec, uid, logs, self._node.containers / uid, self._node.changes)
+
+    async def submit(self, spec: PodSpec, timeout: float) -> EmulatedPod:
+        """Create a pod at the API server, and wait until a scheduler has bound it to this node.
+
+        Raises:
+            RuntimeError: the node has no API server.
+            StatusError: the API server refused the pod.
+            TimeoutError: it was not bound to this node within ``timeout`` seconds.
+        """
+        if self._node.cluster is None:
+            raise RuntimeError("this node has no API server")
+        uid = self._node.cluster.create(PODS, pod_object(spec))["metadata"]["uid"]
+        if not await self._node.changes.wait_until(lambda: uid in self._node.pods, timeout):
+            raise TimeoutError(f"pod {spec.namespace}/{spec.name} was not bound to this node within {timeout:g} s")
+        return self._node.pods[uid]
+
+    # What the API server reports
+
+    def _made_pod(self, item: Json) -> EmulatedPod:
+        return self._pod(pod_spec(item), item["metadata"]["uid"])
+
+    def _pod_added(self, pod: EmulatedPod) -> None:
         if self._process is not None:
             self._process.pod_created(pod)
-        node.changes.notify()
-        return pod
+        self._node.changes.notify()
+
+    def _pod_changed(self, pod: EmulatedPod) -> None:
+        if self._process is not None:
+            self._process.pod_changed(pod)
+        self._node.changes.notify()
+
+    def _pod_removed(self, pod: EmulatedPod) -> None:
+        linger = self._node.lingers.pop(pod.uid, 0.0)
+        if not pod.finished and self._process is None:
+            self._node.orphans[pod.uid] = linger
+        elif not pod.finished:
+            self._node.runtime.remove_pod_after(pod.uid, linger)
+        self._pod_changed(pod)
+
+    def _mirror_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crashes.append(error)
+            self._node.changes.notify()
 
     async def delete(
         self, pod: EmulatedPod, *, grace: float | None = None, force: bool = False, linger: float = 0.0
@@ -197,8 +294,17 @@ class Kubelet:
 
         Raises:
             RuntimeError: the node was closed before the pod had ended.
+            StatusError: the API server is away.
         """
         if pod.gone:
+            return
+        if self._node.cluster is not None:
+            self._node.lingers[pod.uid] = linger
+            default = self._node.timings.termination_grace
+            seconds = 0.0 if force else max(default if grace is None else grace, 1e-3)
+            options = {"gracePeriodSeconds": seconds, "preconditions": {"uid": pod.uid}}
+            self._node.cluster.delete(PODS, pod.spec.name, pod.spec.namespace, options=options)
+            await self._wait_until_gone(pod)
             return
         if force:
             pod.active, pod.gone = False, True
@@ -209,6 +315,9 @@ class Kubelet:
         if self._process is not None:
             self._process.pod_changed(pod)
         self._node.changes.notify()
+        await self._wait_until_gone(pod)
+
+    async def _wait_until_gone(self, pod: EmulatedPod) -> None:
         await self._node.changes.wait_until(lambda: pod.gone or self._closed, None)
         if not pod.gone:
             raise RuntimeError(f"the node was closed before pod {pod.full_name} had ended")
@@ -251,6 +360,23 @@ class Kubelet:
         """
         requested = sum(pod.spec.request(resource) for pod in self.pods if not pod.phase.terminal)
         return self._node.status.allocatable.get(resource, 0) - requested
+
+    # Claims
+
+    @property
+    def dra(self) -> DraManager:
+        """The DRA manager of the kubelet's process, to see what it remembers.
+
+        Raises:
+            RuntimeError: the kubelet is down, or the node has no API server.
+        """
+        if self._process is None or self._process.dra is None:
+            raise RuntimeError("the kubelet is down, or its node has no API server")
+        return self._process.dra
+
+    def kill_sandbox(self, pod: EmulatedPod) -> None:
+        """End a pod's sandbox, as a fault of the runtime: the kubelet starts the pod again in another one."""
+        self._node.runtime.kill_sandbox(pod.uid)
 
     # Watching
 
@@ -295,6 +421,16 @@ class Kubelet:
     @property
     def plugins_registry(self) -> Path:
         return self._node.plugins_registry
+
+    @property
+    def plugins(self) -> Path:
+        """The directory for the sockets that DRA drivers serve."""
+        return self._node.plugins
+
+    @property
+    def cdi_directory(self) -> Path:
+        """The directory for CDI specifications, which a reboot empties."""
+        return self._node.cdi.directory
 
     @property
     def pod_resources_socket(self) -> Path:

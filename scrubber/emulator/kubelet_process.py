@@ -18,11 +18,16 @@ import grpc
 
 from plugin.api import deviceplugin_pb2_grpc
 from scrubber.emulator import sockets
+from scrubber.emulator.cdi import CdiRegistry
 from scrubber.emulator.changes import ChangeNotifier
+from scrubber.emulator.cluster.api import EmulatedApi
 from scrubber.emulator.containers import Container, ContainerRuntime
 from scrubber.emulator.devicemanager import AllocationRefused, DeviceManager
+from scrubber.emulator.dra.manager import DraManager
+from scrubber.emulator.dra.plugins import PLUGIN_TYPE
 from scrubber.emulator.events import Recorder
-from scrubber.emulator.pluginwatcher import PluginWatcher
+from scrubber.emulator.pluginwatcher import DEVICE_PLUGIN, DevicePluginHandler, PluginHandler, PluginWatcher
+from scrubber.emulator.podmirror import StatusWriter
 from scrubber.emulator.podresources import PodResourcesService
 from scrubber.emulator.pods import ContainerState, EmulatedPod, PodPhase
 from scrubber.emulator.podworker import PodWorker
@@ -57,7 +62,14 @@ class EmulatedNode:
     """By UID, in the order of creation; a pod that is gone is not in it."""
     status: NodeStatus = field(default_factory=NodeStatus)
     api_server: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while the API server is available."""
+    """Set while the API server is available; for a node without an emulated one."""
+    cluster: EmulatedApi | None = None
+    """The API server that the pods come from; without one the kubelet has no Dynamic Resource Allocation."""
+    name: str = "node-a"
+    lingers: dict[str, float] = field(default_factory=dict)
+    """UID of a pod that is deleted by force → for how many seconds its processes live on."""
+    orphans: dict[str, float] = field(default_factory=dict)
+    """The same for pods that were deleted while the kubelet was down, and which it ends when it is back."""
 
     @property
     def device_plugins(self) -> Path:
@@ -83,6 +95,14 @@ class EmulatedNode:
     def kubelet_socket(self) -> Path:
         return self.device_plugins / "kubelet.sock"
 
+    @property
+    def plugins(self) -> Path:
+        return self.root / "plugins"
+
+    @property
+    def cdi(self) -> CdiRegistry:
+        return CdiRegistry(self.root / "cdi")
+
 
 class KubeletProcess:
     """The process, which :class:`scrubber.emulator.kubelet.Kubelet` creates at every start."""
@@ -104,15 +124,42 @@ class KubeletProcess:
             node.device_plugins, timings, rng, active_pod_uids=self._active_pods, on_change=self._devices_changed
         )
         self._clients = DevicePluginClients(self.devices, timings, node.recorder, rng)
-        self._watcher = PluginWatcher(node.plugins_registry, self._clients, timings, node.recorder)
+        handlers: dict[str, PluginHandler] = {DEVICE_PLUGIN: DevicePluginHandler(self._clients)}
+        self.dra: DraManager | None = None
+        self._status_writer: StatusWriter | None = None
+        if node.cluster is not None:
+            self.dra = DraManager(
+                node.root,
+                node.cluster,
+                node.name,
+                node.cdi,
+                timings,
+                node.recorder,
+                active_pod_uids=self._active_pods,
+                on_change=node.changes.notify,
+            )
+            handlers[PLUGIN_TYPE] = self.dra.plugins
+            self._status_writer = StatusWriter(
+                node.cluster,
+                node.name,
+                node.pods,
+                node.changes,
+                claim_health=self.dra.claim_health,
+                resync=timings.pod_resync[0],
+            )
+        self._watcher = PluginWatcher(node.plugins_registry, handlers, timings, node.recorder)
 
     async def start(self) -> None:
         """Remove the sockets of plugins, load the checkpoint, serve, watch, admit.
 
         Raises:
-            RuntimeError: a socket cannot be bound.
+            RuntimeError: a socket cannot be bound, or the checkpoint of claims cannot be used.
         """
         node = self._node
+        if self._status_writer is not None:
+            self._status_writer.register_node()
+        if self.dra is not None:
+            self.dra.start()
         if self._restarted:
             for pod in node.pods.values():
                 pod.active = False  # this process does not know it yet
@@ -127,13 +174,17 @@ class KubeletProcess:
         await self._serve(registration, node.kubelet_socket)
         pod_resources = grpc.aio.server()
         podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(
-            PodResourcesService(node.pods, self.devices, node.timings, node.rng, node.recorder), pod_resources
+            PodResourcesService(node.pods, self.devices, node.timings, node.rng, node.recorder, self.dra), pod_resources
         )
         await self._serve(pod_resources, node.pod_resources_socket)
         node.runtime.on_exit = self._container_exited
         self._spawn(self._publish_node_status())
         self._spawn(self._sweep_logs())
         self._spawn(self._sync_loop())
+        if self.dra is not None:
+            self._spawn(self._release_orphans(self.dra))
+        if self._status_writer is not None:
+            self._spawn(self._status_writer.run())
 
     async def stop(self) -> None:
         """End the process. May be called after a start that failed half-way."""
@@ -145,6 +196,8 @@ class KubeletProcess:
         self.devices.stop()
         for server in self._servers:
             await server.stop(None)
+        if self.dra is not None:
+            await self.dra.plugins.close()
         await self._clients.close()  # last: a registration that was just interrupted has left its client open
 
     # Notifications of the API server
@@ -177,10 +230,15 @@ class KubeletProcess:
         if self._restarted:
             await asyncio.sleep(node.timings.empty_list_after_restart)
             await node.api_server.wait()
+            if node.cluster is not None:
+                await node.cluster.wait_until_available()
         for pod in node.pods.values():
             # All are listed before the first is admitted again: otherwise its admission would free the others' devices.
             pod.active = pod.admitted is True and not pod.phase.terminal
         self._sources_ready = True
+        for uid, linger in node.orphans.items():
+            node.runtime.remove_pod_after(uid, linger)
+        node.orphans.clear()
         for pod in list(node.pods.values()):
             self.pod_created(pod)
         node.changes.notify()
@@ -215,7 +273,9 @@ class KubeletProcess:
             pod.active = False
             return
         node = self._node
-        worker = PodWorker(pod, self.devices, node.runtime, node.timings, node.recorder, node.changes, node.rng)
+        worker = PodWorker(
+            pod, self.devices, node.runtime, node.timings, node.recorder, node.changes, node.rng, self.dra
+        )
         self._workers[pod.uid] = worker
         self._spawn(self._run_worker(pod, worker))
 
@@ -244,8 +304,10 @@ class KubeletProcess:
             self._forget(pod)
 
     def _forget(self, pod: EmulatedPod) -> None:
-        pod.active, pod.gone = False, True
-        self._node.pods.pop(pod.uid, None)
+        pod.active, pod.finished = False, True
+        if pod.item is None:
+            pod.gone = True
+            self._node.pods.pop(pod.uid, None)
         self._node.changes.notify()
 
     def _active_pods(self) -> set[str] | None:
@@ -278,7 +340,15 @@ class KubeletProcess:
         status.capacity = {name: each.capacity for name, each in resources.items()}
         status.allocatable = {name: each.allocatable for name, each in resources.items()}
         status.updates += 1
+        if self._status_writer is not None:
+            self._status_writer.write_node(status.capacity, status.allocatable)
         self._node.changes.notify()
+
+    async def _release_orphans(self, dra: DraManager) -> None:
+        """Release the claims of pods that are gone, one after another, once per interval."""
+        while True:
+            await asyncio.sleep(self._node.timings.dra_reconcile)
+            await dra.reconcile()
 
     def _devices_changed(self) -> None:
         """Keep ``allocatedResourcesStatus`` of every pod up to date."""

@@ -53,6 +53,7 @@ def fast_kubelet_timings(factor: float = 0.1) -> KubeletTimings:
         watcher_get_info=real.watcher_get_info,
         watcher_notify=real.watcher_notify,
         pre_start_deadline=real.pre_start_deadline,
+        dra_call=real.dra_call,
         termination_grace=2.0,
         sandbox_setup=0.05,
     )

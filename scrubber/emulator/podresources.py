@@ -15,6 +15,7 @@ import grpc
 
 from scrubber.emulator.allocations import NO_NUMA_NODE, group_by_numa_node
 from scrubber.emulator.devicemanager import DeviceManager
+from scrubber.emulator.dra.manager import DraManager
 from scrubber.emulator.events import Recorder
 from scrubber.emulator.pods import ContainerSpec, EmulatedPod
 from scrubber.emulator.timings import KubeletTimings
@@ -35,9 +36,11 @@ class PodResourcesService(rpc.PodResourcesListerServicer):
         timings: KubeletTimings,
         rng: random.Random,
         recorder: Recorder,
+        dra: DraManager | None = None,
     ) -> None:
         self._pods = pods
         self._devices = devices
+        self._dra = dra
         self._rng = rng
         self._recorder = recorder
         self._rate = float(timings.pod_resources_per_second)
@@ -98,7 +101,8 @@ class PodResourcesService(rpc.PodResourcesListerServicer):
             for entry in self._entries(allocation.resource, allocation.by_node)
         ]
         self._rng.shuffle(entries)
-        return api.ContainerResources(name=container.name, devices=entries)
+        dynamic = self._dra.dynamic_resources(pod, container) if self._dra is not None else ()
+        return api.ContainerResources(name=container.name, devices=entries, dynamic_resources=dynamic)
 
     def _entries(self, resource: str, by_node: Mapping[int, tuple[str, ...]]) -> Iterator[api.ContainerDevices]:
         for node, ids in by_node.items():

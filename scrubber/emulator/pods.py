@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from scrubber.emulator.changes import ChangeNotifier
 
@@ -55,7 +56,8 @@ class PodEnded(RuntimeError):
 class ContainerSpec:
     """A container: ``argv`` runs in the container's own directory; ``resources`` are limits by resource name.
 
-    An init container with ``restart=ALWAYS`` is a sidecar, as in Kubernetes.
+    An init container with ``restart=ALWAYS`` is a sidecar, as in Kubernetes. ``claims`` are claims of the pod, each with
+    all its requests (``gpu``) or with one of them (``gpu/main``).
     """
 
     name: str
@@ -63,6 +65,7 @@ class ContainerSpec:
     resources: Mapping[str, int] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     restart: RestartPolicy = RestartPolicy.NEVER
+    claims: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -72,6 +75,19 @@ class ContainerSpec:
                 raise ValueError(
                     f"container {self.name!r} requests {count} of {resource}: the count must not be negative"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaim:
+    """A ResourceClaim of a pod: its name in the pod, and the claim or the template that it comes from."""
+
+    name: str
+    claim: str = ""
+    template: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.claim) == bool(self.template):
+            raise ValueError(f"claim {self.name!r} of a pod names either a claim or a template")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +102,10 @@ class PodSpec:
     containers: Sequence[ContainerSpec] = ()
     init_containers: Sequence[ContainerSpec] = ()
     leave_children: bool = False
+    claims: Sequence[PodClaim] = ()
+    """Needs an API server."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.containers:
@@ -93,6 +113,11 @@ class PodSpec:
         seen = [container.name for container in self.all_containers]
         if len(set(seen)) != len(seen):
             raise ValueError(f"pod {self.namespace}/{self.name} names a container twice: {', '.join(seen)}")
+        known = {each.name for each in self.claims}
+        for container in self.all_containers:
+            unknown = {each.partition("/")[0] for each in container.claims} - known
+            if unknown:
+                raise ValueError(f"container {container.name!r} uses claims that the pod does not have: {unknown}")
 
     @property
     def all_containers(self) -> tuple[ContainerSpec, ...]:
@@ -231,6 +256,10 @@ class EmulatedPod:
         """Whether the kubelet counts the pod's devices as taken, and ``List`` contains it."""
         self.deletion: Deletion | None = None
         self.gone = False
+        self.finished = False
+        """Whether the kubelet has ended the pod, so that the API server may forget it."""
+        self.item: Mapping[str, Any] | None = None
+        """The pod as the API server last sent it; None without an API server."""
 
     def __repr__(self) -> str:
         return f"<Pod {self.full_name} {self.uid} {self.phase.value}>"
@@ -248,6 +277,18 @@ class EmulatedPod:
         number = self.records[container].restarts if run is None else run
         path = self.log_directory / container / f"{number}.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def claimed_resources(self, container: str) -> frozenset[str]:
+        """Return the extended resources that a container gets from a claim, and not from a device plugin."""
+        status = ((self.item or {}).get("status") or {}).get("extendedResourceClaimStatus") or {}
+        mappings = status.get("requestMappings") or []
+        return frozenset(each["resourceName"] for each in mappings if each["containerName"] == container)
+
+    @property
+    def resync_key(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Labels and annotations: the kubelet handles the pod again at once when they change."""
+        metadata: Mapping[str, Any] = self.item["metadata"] if self.item else {}
+        return metadata.get("labels") or {}, metadata.get("annotations") or {}
 
     @property
     def status(self) -> PodStatus:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
+from scrubber.emulator.cdi import CdiUnresolvable
 from scrubber.emulator.changes import ChangeNotifier
 from scrubber.emulator.containers import Container, ContainerCommand, ContainerRuntime, ContainerStartFailed
 from scrubber.emulator.devicemanager import ContainerRunOptions, DeviceManager, StartRefused
+from scrubber.emulator.dra.manager import DraManager, PrepareFailed, UnprepareFailed
 from scrubber.emulator.events import KubeletEvent, Recorder
 from scrubber.emulator.filesystem import ContainerCreateFailed, create_container_root
 from scrubber.emulator.pods import (
@@ -26,6 +30,10 @@ from scrubber.emulator.pods import (
     RestartPolicy,
 )
 from scrubber.emulator.timings import KubeletTimings
+
+UNKNOWN_END = 255
+"""Exit code of a container that the runtime does not remember."""
+KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(slots=True)
@@ -52,9 +60,11 @@ class PodWorker:
         recorder: Recorder,
         changes: ChangeNotifier,
         rng: random.Random,
+        dra: DraManager | None = None,
     ) -> None:
         self._pod = pod
         self._devices = devices
+        self._dra = dra
         self._runtime = runtime
         self._timings = timings
         self._recorder = recorder
@@ -72,8 +82,6 @@ class PodWorker:
         """Run until the pod is over, or until cancelled with the kubelet's process; containers then keep running."""
         pod = self._pod
         pod.log_directory.mkdir(parents=True, exist_ok=True)
-        if not self._runtime.has_pod(pod.uid):
-            await self._set_up_sandbox()
         self._adopt()
         while not pod.gone:
             self._wake_event.clear()
@@ -81,16 +89,34 @@ class PodWorker:
             if pod.deletion is not None:
                 await self._terminate(pod.deletion)
                 return
+            if not self._runtime.sandbox_runs(pod.uid) and not self._phase().terminal:
+                await self._set_up_sandbox()
+                continue
             due = await self._start_due_containers()
             if self._is_ending():
                 continue
-            self._set_phase(self._phase())
-            if pod.phase.terminal:
-                await self._complete()
+            phase = self._phase()
+            if phase.terminal:
+                await self._complete(phase)
                 return
+            self._set_phase(phase)
             await self._wait_until(due)
+        if self._dra is not None:
+            await self._runtime.wait_until_removed(pod.uid)
+            await self._unprepare()
 
     async def _set_up_sandbox(self) -> None:
+        """Make the first sandbox of the pod, or another one for one that died; claims are prepared before."""
+        if self._runtime.has_pod(self._pod.uid):
+            await self._runtime.tear_down_sandbox(self._pod.uid)
+            self._record_lost(KILLED)
+            self._record_event("SandboxChanged", devices=self._pod.device_ids)
+        for container in self._pod.spec.init_containers:
+            record = self._pod.records[container.name]
+            if record.state is ContainerState.TERMINATED:
+                record.set_waiting("PodInitializing", "")  # in a new sandbox, init containers run again
+        if not await self._prepare():
+            return
         await asyncio.sleep(self._timings.sandbox_setup)
         if self._is_ending():
             return
@@ -100,8 +126,65 @@ class PodWorker:
             if not self._is_ending():
                 raise
 
+    async def _prepare(self) -> bool:
+        """Prepare the pod's claims, again and again until that succeeds; return False when the pod ends before."""
+        while self._dra is not None and not self._is_ending():
+            key = self._pod.resync_key
+            try:
+                return await self._unless_ending(self._dra.prepare(self._pod))
+            except PrepareFailed as error:
+                self._dra.report(self._pod, "FailedPrepareDynamicResources", str(error))
+            due = self._clock() + self._rng.uniform(*self._timings.pod_resync)
+            while not self._is_ending() and self._clock() < due and self._pod.resync_key == key:
+                self._wake_event.clear()
+                await self._wait_until(due)
+        return not self._is_ending()
+
+    async def _unless_ending(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do ``work``; cancel it when the pod's end is requested, and return whether it was completed."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work)
+        woken = loop.create_task(self._wake_event.wait())
+        try:
+            while not task.done() and not self._is_ending():
+                await asyncio.wait((task, woken), return_when=asyncio.FIRST_COMPLETED)
+                if woken.done():
+                    self._wake_event.clear()
+                    woken = loop.create_task(self._wake_event.wait())
+        finally:
+            for each in (task, woken):
+                each.cancel()
+            await asyncio.gather(task, woken, return_exceptions=True)
+        if task.cancelled():
+            return False
+        task.result()
+        return True
+
+    async def _unprepare(self) -> None:
+        """Release the pod's claims, again and again until that succeeds: meanwhile the pod stays as it is.
+
+        Its sandbox is stopped before: the kubelet kills a pod as a whole, and then releases its claims.
+        """
+        if self._dra is not None:
+            self._runtime.kill_sandbox(self._pod.uid)
+        while self._dra is not None:
+            try:
+                await self._dra.unprepare(self._pod)
+            except UnprepareFailed as error:
+                self._dra.report(self._pod, "FailedKillPod", str(error))
+                await asyncio.sleep(self._rng.uniform(*self._timings.unprepare_retry))
+            else:
+                return
+
+    def _record_lost(self, exit_code: int) -> None:
+        """Record the end of containers that the runtime has forgotten."""
+        for name, record in self._pod.records.items():
+            if record.state is ContainerState.RUNNING and self._runtime.container(self._pod.uid, name) is None:
+                record.set_terminated(exit_code, 0.0, self._clock())
+
     def _adopt(self) -> None:
         """Take over containers that the runtime started for an earlier process of the kubelet, now ended."""
+        self._record_lost(UNKNOWN_END)  # of an earlier boot of the node
         for name, record in self._pod.records.items():
             container = self._runtime.container(self._pod.uid, name)
             unknown = container is not None and container.started_at > record.ended_at
@@ -170,6 +253,8 @@ class PodWorker:
                 await asyncio.sleep(self._timings.image_pull)
                 attempts.image_pulled = True
             options = await self._devices.run_options(self._pod, container)
+            if self._dra is not None:
+                options = self._dra.run_options(self._pod, container, options)
             if self._is_ending():
                 return []
             await self._create(container, record, options)
@@ -178,7 +263,7 @@ class PodWorker:
             first = attempts.refusals == 0 or error.deadline_exceeded
             attempts.refusals += 1
             pause = self._timings.pre_start_first_retry if first else self._rng.uniform(*self._timings.pre_start_retry)
-        except (ContainerCreateFailed, ContainerStartFailed) as error:
+        except (CdiUnresolvable, ContainerCreateFailed, ContainerStartFailed) as error:
             record.set_waiting("CreateContainerError", str(error))
             pause = self._rng.uniform(*self._timings.pre_start_retry)
         else:
@@ -236,11 +321,16 @@ class PodWorker:
             return PodPhase.RUNNING
         return PodPhase.SUCCEEDED if all(record.exit_code == 0 for record in mains) else PodPhase.FAILED
 
-    async def _complete(self) -> None:
-        """Finish a pod whose containers have all ended permanently; the pod leaves ``List`` a while later."""
+    async def _complete(self, phase: PodPhase) -> None:
+        """Finish a pod whose containers have all ended permanently; the pod leaves ``List`` a while later.
+
+        Its phase becomes terminal when its claims are released.
+        """
         last = max((record.ended_at for record in self._pod.records.values()), default=0.0)
         leaves_at = last + self._rng.uniform(*self._timings.completed_pod_list_delay)
         await self._end_containers(self._running(), self._timings.termination_grace)
+        await self._unprepare()
+        self._set_phase(phase)
         while not self._is_ending() and self._clock() < leaves_at:
             self._wake_event.clear()
             await self._wait_until(leaves_at)
@@ -249,6 +339,7 @@ class PodWorker:
     async def _terminate(self, deletion: Deletion) -> None:
         """Delete the pod: SIGTERM, the grace period, SIGKILL; then the pod is gone."""
         await self._end_containers(self._running(), deletion.grace, deletion)
+        await self._unprepare()
         await asyncio.sleep(self._timings.deleted_pod_list_delay)
         self._record_exits()
         self._pod.phase = self._phase() if self._pod.phase is not PodPhase.PENDING else PodPhase.FAILED
@@ -288,8 +379,8 @@ class PodWorker:
         pod = self._pod
         await self._runtime.remove_pod(pod.uid)
         self._record_exits()
-        pod.active = False
-        pod.gone = pod.gone or pod.deletion is not None
+        pod.active, pod.finished = False, True
+        pod.gone = pod.gone or (pod.deletion is not None and pod.item is None)
         self._record_event("PodOver", pod.phase.value, devices=pod.device_ids)
 
     def _record_event(self, name: str, outcome: str = "OK", *, devices: tuple[str, ...], container: str = "") -> None:

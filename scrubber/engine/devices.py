@@ -32,7 +32,8 @@ class Devices:
     Attributes:
         controllers: controllers of the devices that are handed out, scrubbed and published, by device ID.
         known_ids: IDs of the devices that the kubelet is queried about, including those that are about to be added.
-        removed_records: the last records of devices that left the node.
+        removed_records: the last records of devices that left the node, or that the ledger knows and the node lacks.
+        arrivals: held while a device that returns to the node is inspected: nothing else changes removed records then.
         breaker: limits on the recoveries of the node.
         eraser_pool: limits how many children work on devices at once.
         maintenance: held by the one device that is scrubbed for maintenance.
@@ -55,6 +56,7 @@ class Devices:
         self.controllers: dict[str, DeviceController] = {}
         self.known_ids: frozenset[str] = frozenset()
         self.removed_records: dict[str, DeviceRecord] = {}
+        self.arrivals = asyncio.Lock()
         self.breaker = CircuitBreaker(self.records, dependencies)
         self.eraser_pool = EraserPool(lambda: dependencies.policy().limits.eraser_slots)
         self.maintenance = asyncio.Lock()
@@ -101,7 +103,7 @@ class Devices:
     def track_pods(self) -> None:
         """Track the pods of all open grants."""
         grants = [grant for record in self.records() for grant in record.open_grants]
-        self._pods.track(grant.pod for grant in grants if grant.pod is not None)
+        self._pods.track(pod for grant in grants for pod in grant.pods)
 
     def make_controller(self, device: Device, record: DeviceRecord) -> DeviceController:
         """Make the controller of ``device`` with its ``record`` from the ledger. It is not used before :meth:`add`."""
@@ -112,6 +114,7 @@ class Devices:
         """Hand out, scrub and publish the device from now on."""
         self.known_ids |= {controller.id}
         self.controllers[controller.id] = controller
+        self.removed_records.pop(controller.id, None)
         self.breaker.invalidate()
         self._ordered = sorted(self.controllers.values(), key=lambda each: _index(each.state.device))
         self._on_change()

@@ -9,6 +9,7 @@ from scrubber.ports.record import Event
 
 __all__ = [
     "granted",
+    "grantee_fields",
     "health_changed",
     "residue_unexplained",
     "scrub_finished",
@@ -174,15 +175,25 @@ def residue_unexplained(scrub: ScrubRecord, previous_certificate: Certificate | 
     return (Event("residue.unexplained", now, scrub.device, scrub.id, fields=fields),)
 
 
+def grantee_fields(grant: Grant) -> dict[str, str | int | float | bool | None]:
+    """Return who has the device by ``grant``, as far as a source named it. Of several pods of a claim none is named."""
+    pod = grant.pods[0] if len(grant.pods) == 1 else None
+    fields: dict[str, str | int | float | bool | None] = {}
+    if grant.tenant is not None:
+        fields = {"tenant": grant.tenant, "pod": None if pod is None else pod.name}
+    if grant.claim is not None:
+        fields |= {"claim": grant.claim.name, "claim_uid": grant.claim.uid}
+    return fields
+
+
 def granted(grant: Grant, proof: Certificate, path: str, seconds: float) -> Event:
     """Return the event for a grant; ``proof`` is the fast path's certificate that the grant used."""
-    assignment = grant.assignment
     return Event(
         "handover.granted",
         grant.at,
         proof.device,
         proof.scrub,
-        actor="plugin",
+        actor="plugin" if grant.claim is None else "driver",
         fields={
             "kind": grant.kind.value,
             "path": path,
@@ -190,9 +201,12 @@ def granted(grant: Grant, proof: Certificate, path: str, seconds: float) -> Even
             "certificate": proof.id,
             "base_certificate": proof.rests_on,
             "exception": grant.basis.exception,
-            "tenant": None if assignment is None else assignment.pod.namespace,
-            "pod": None if assignment is None else assignment.pod.name,
-            "container": None if assignment is None else assignment.container,
+            "tenant": None,
+            "pod": None,
+            "container": None if grant.assignment is None else grant.assignment.container,
+            "claim": None,
+            "claim_uid": None,
+            **grantee_fields(grant),
             "duration_seconds": round(seconds, 6),
         },
     )

@@ -118,6 +118,8 @@ class GrantRequest:
                     return None
                 if controller.state.retired or controller.state.allocations != each.allocations:
                     return None
+                if self._call.claim is not None and self._call.plugin_resources(controller.id):
+                    return None  # a plugin advertises it since
                 # A device that is shared is expected to be held.
                 if (
                     each.decision.basis not in (*UNCONDITIONAL_BASES, Basis.SHARED)
@@ -203,6 +205,7 @@ class GrantRequest:
             now=now,
             rests_on=record.rests_on,
             basis=basis,
+            is_claim=self._call.claim is not None,
         )
         fast = replace(
             sign_certificate(fast, dependencies.signer.key_id, dependencies.signer.sign), next_grant=sequence
@@ -211,16 +214,26 @@ class GrantRequest:
         assignment = None if prepared.assignment is None else replace(prepared.assignment, shares=prepared.shares)
         own = record.open_grants_of(None if assignment is None else assignment.pod)
         cgroups = own[-1].cgroups if own else ()
+        seconds = dependencies.clock.monotonic() - self._began
+        path = PathKind.FAST if used is None or used.issued_at < now - seconds else PathKind.SLOW
         grant = Grant(
-            sequence, assignment, prepared.kind, now, dependencies.identity.boot, fast.id, basis, baseline, cgroups
+            sequence,
+            assignment,
+            prepared.kind,
+            now,
+            dependencies.identity.boot,
+            fast.id,
+            basis,
+            baseline,
+            cgroups,
+            claim=self._call.claim,
+            path=path,
         )
         spent = (fast,) if used is None else (replace(used, next_grant=sequence), fast)
-        seconds = dependencies.clock.monotonic() - self._began
         after = record.after_grant(grant, fast, certain=prepared.is_certain)
         after = after_shared_grant(after, prepared.closed_grants) if basis is Basis.SHARED else after
         if prepared.kind in (HandOverKind.OTHER_TENANT, HandOverKind.UNKNOWN):
             after = replace(after.after_tenant_change(now, prepared.policy.signals), version=after.version)
-        path = PathKind.FAST if used is None or used.issued_at < now - seconds else PathKind.SLOW
         change = LedgerChange(
             records=(after,),
             grants=((record.device, grant),),

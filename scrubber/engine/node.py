@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import KubeletReading, Pod, Trust
@@ -11,10 +11,11 @@ from scrubber.domain.errors import ScrubberError
 from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis
 from scrubber.domain.pods import PodState
 from scrubber.domain.policy import EnvvarInjection
-from scrubber.domain.record import Grant
+from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.resource_mapping import MappedDevice
 from scrubber.domain.states import Hygiene
 from scrubber.engine import refusals
+from scrubber.engine.claims import NodeClaims
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.devices import Devices
@@ -48,6 +49,7 @@ class Node:
         pods: tracks the pods that have, or had, a device.
         devices: the devices of the node.
         actions: the operator actions.
+        claims: the resource claims.
         work_gate: decides when devices in a confidential-computing mode accept work.
         pod_check_requested: set to check the pods now rather than in the next round.
         waiting_starts: number of starts that wait for an answer now.
@@ -77,14 +79,30 @@ class Node:
         )
         self.work_gate = WorkGate(dependencies, self.devices.records)
         self.actions = OperatorActions(devices=self.devices, dependencies=dependencies)
+        self.pod_check_requested = asyncio.Event()
+        self.claims = NodeClaims(
+            devices=self.devices,
+            pods=self.pods,
+            dependencies=dependencies,
+            require_service=self._require_service,
+            is_yielded=lambda: yields.record.is_yielded,
+            hand_over=self._hand_over_claim,
+            plugin_resources=self._ids.plugin_resources,
+            view=self.view,
+            wait_for_change=self.wait_for_change,
+            check_pods=self.pod_check_requested.set,
+        )
         self.waiting_starts = 0
         self.kubelet_restarts = 0
-        self.pod_check_requested = asyncio.Event()
 
     @property
     def own_resources(self) -> frozenset[str]:
         """Resources under which our plugins advertise devices; empty before the first announcement or request."""
         return self._ids.own_resources(grant for record in self.devices.records() for grant in record.open_grants)
+
+    def assigners_of(self, record: DeviceRecord) -> frozenset[str]:
+        """Names of the plugins' resources and DRA drivers that rightly assign the device of ``record``; may be empty."""
+        return self._ids.assigners_of(record, self.own_resources)
 
     def resolve_id(self, resource: str, kubelet_id: str) -> MappedDevice | None:
         """Return the managed device behind ``kubelet_id`` of ``resource``, and whether it is a share; else None."""
@@ -188,30 +206,53 @@ class Node:
             return tuple(controller.state.job.id for controller in controllers if controller.state.job is not None)
 
     async def hand_over(self, call: HandOverCall) -> tuple[GrantedDevice, ...]:
+        clock = self._dependencies.clock
+        limit = self._dependencies.policy().limits.hand_over
+        wait = limit if call.wait_seconds is None else max(0.0, min(limit, call.wait_seconds))
+        deadline = clock.monotonic() + wait
+
+        def resolve() -> ResolvedCall:
+            return ResolvedCall(
+                devices=self._requested(call.resource, call.devices),
+                resource=call.resource,
+                own_resources=lambda: self.own_resources | ({call.resource} - {""}),
+                deadline=deadline,
+            )
+
+        async def grant(resolved: ResolvedCall, span: Span) -> tuple[GrantedDevice, ...]:
+            for each in resolved.devices:
+                if each.ids & call.unreported_allocations:
+                    each.controller.state.count_allocation()
+            undelivered = self._undelivered.pop(resolved.devices, None)
+            if undelivered is not None and await self._still_holds(resolved, undelivered):
+                return undelivered.answer
+            return await self._grant(resolved, span)
+
+        return await self._answer(resolve, grant, call.resource, call.devices)
+
+    async def _hand_over_claim(self, call: ResolvedCall) -> tuple[GrantedDevice, ...]:
+        devices = tuple(each.controller.id for each in call.devices)
+        self._ids.note_claim(call.resource, devices)
+        return await self._answer(lambda: call, self._grant, call.resource, devices)
+
+    async def _answer(
+        self,
+        resolve: Callable[[], ResolvedCall],
+        grant: Callable[[ResolvedCall, Span], Awaitable[tuple[GrantedDevice, ...]]],
+        resource: str,
+        devices: Sequence[str],
+    ) -> tuple[GrantedDevice, ...]:
+        """Return the result of ``grant`` for the call that ``resolve`` returns, and record refusals."""
         dependencies, clock = self._dependencies, self._dependencies.clock
-        only = call.devices[0] if len(call.devices) == 1 else None
-        with dependencies.tracer.span("hand-over", resource=call.resource, devices=len(call.devices)) as span:
+        only = devices[0] if len(devices) == 1 else None
+        with dependencies.tracer.span("hand-over", resource=resource, devices=len(devices)) as span:
             began = clock.monotonic()
-            limit = dependencies.policy().limits.hand_over
-            wait = limit if call.wait_seconds is None else max(0.0, min(limit, call.wait_seconds))
             self.waiting_starts += 1
             try:
                 self._require_service()
-                resolved = ResolvedCall(
-                    devices=self._requested(call.resource, call.devices),
-                    resource=call.resource,
-                    own_resources=lambda: self.own_resources | ({call.resource} - {""}),
-                    deadline=began + wait,
-                )
+                resolved = resolve()
                 only = resolved.devices[0].controller.id if len(resolved.devices) == 1 else None
-                for each in resolved.devices:
-                    if each.ids & call.unreported_allocations:
-                        each.controller.state.count_allocation()
-                undelivered = self._undelivered.pop(resolved.devices, None)
-                if undelivered is not None and await self._still_holds(resolved, undelivered):
-                    granted = undelivered.answer
-                else:
-                    granted = await self._grant(resolved, span)
+                granted = await grant(resolved, span)
                 if self._refusals.record_grant(
                     self._starting_pods(resolved), [each.controller.id for each in resolved.devices]
                 ):
@@ -245,7 +286,7 @@ class Node:
         try:
             return await request.run()
         except asyncio.CancelledError:
-            if request.result is not None:
+            if request.result is not None and call.claim is None:
                 self._undelivered[call.devices] = _Undelivered(request.result, request.record_versions)
             raise
         except ScrubberError as refusal:
@@ -257,7 +298,9 @@ class Node:
             self.devices.track_pods()
 
     def _starting_pods(self, call: ResolvedCall) -> set[Pod]:
-        """Return the starting pod as a set; empty unless the kubelet's list is certain about it."""
+        """Return the starting pod as a set; empty unless the kubelet's list is certain about it. All pods of a claim."""
+        if call.claim is not None:
+            return set(call.claim.pods)
         reading = self.pods.reading
         assignments = [
             reading.assignment_of(each.controller.id, each.shares, resource=call.resource) for each in call.devices

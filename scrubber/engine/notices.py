@@ -104,15 +104,11 @@ def out_of_service_notices(views: Iterable[DeviceView]) -> tuple[PodNotice, ...]
             f"Device {record.device}, which is assigned to this pod, is {record.health.value} ({cause.code}). "
             "It stays assigned; a restart on it is refused until it returns to service."
         )
-        for grant in record.open_grants:
-            if grant.pod is None:
-                continue
-            known = found.get(grant.pod)
+        for pod in (pod for grant in record.open_grants for pod in grant.pods):
+            known = found.get(pod)
             if known is None:
-                found[grant.pod] = PodNotice(
-                    grant.pod, (record.device,), "GpuOutOfService", message, cause.since, evict=False
-                )
+                found[pod] = PodNotice(pod, (record.device,), "GpuOutOfService", message, cause.since, evict=False)
             elif record.device not in known.devices:
                 devices, both = (*known.devices, record.device), f"{known.message} {message}"
-                found[grant.pod] = replace(known, devices=devices, message=both)
+                found[pod] = replace(known, devices=devices, message=both)
     return tuple(sorted(found.values(), key=lambda each: (each.since, each.pod.namespace, each.pod.name)))

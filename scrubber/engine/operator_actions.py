@@ -36,7 +36,7 @@ class OperatorActions:
 
     async def scrub(self, device: str, path: PathKind, actor: str) -> AsyncIterator[ScrubUpdate]:
         controller = self._devices.find(device)
-        await self._require_free(controller)
+        await self._require_free(controller, actor)
         if path is PathKind.FAST:
             if controller.state.job is not None:
                 raise DeviceBusy(
@@ -61,7 +61,7 @@ class OperatorActions:
                 f"The policy {controller.state.policy.name} does not allow resets of device {controller.id} "
                 "(reset: never)."
             )
-        await self._require_free(controller)
+        await self._require_free(controller, actor)
         plan = await self._dependencies.resetter.plan(controller.state.device)
         if plan.unavailable is not None:
             raise Refused(f"Device {controller.id} cannot be reset on this node: {plan.unavailable}")
@@ -101,9 +101,10 @@ class OperatorActions:
             if controller.state.record.hygiene is Hygiene.IN_USE or controller.state.job is not None
         ]
 
-    async def _require_free(self, controller: DeviceController) -> None:
+    async def _require_free(self, controller: DeviceController, actor: str) -> None:
         """Raise :class:`DeviceBusy` with the names of the device's users, if it is granted."""
         await self._release_unnamed(controller)
+        await self._release_abandoned_claims(controller, actor)
         if controller.state.record.hygiene is not Hygiene.IN_USE:
             return
         raise DeviceBusy(
@@ -124,10 +125,21 @@ class OperatorActions:
     async def _release_unnamed(self, controller: DeviceController) -> None:
         """Release a device of a pod that no source names once it was free for a while, so it can be scrubbed."""
         record = controller.state.record
-        if record.hygiene is Hygiene.IN_USE and all(grant.pod is None for grant in record.open_grants):
+        if record.hygiene is Hygiene.IN_USE and not any(grant.pods for grant in record.open_grants):
             await controller.occupancy.is_held()
             if all(where.state is PodState.OVER for _, where in await controller.occupancy.pod_liveness()):
                 await controller.occupancy.release(record)
+
+    async def _release_abandoned_claims(self, controller: DeviceController, actor: str) -> None:
+        """Release a device of claims that were never unprepared, once all their pods are gone and it is free."""
+        record = controller.state.record
+        claims = record.prepared_claims
+        if record.hygiene is not Hygiene.IN_USE or not claims or len(claims) != len(record.open_grants):
+            return
+        await controller.pods.refresh()
+        gone = [await controller.pods.is_gone(pod) for claim in claims for pod in claim.pods]
+        if all(gone) and not await controller.occupancy.is_held():
+            await controller.occupancy.release_claims(record, actor)
 
     async def quarantine(self, device: str, reason: str, actor: str) -> tuple[DeviceView, Cause | None]:
         controller = self._devices.find(device)
@@ -182,7 +194,7 @@ def _busy_with(controller: DeviceController) -> str:
             if controller.state.job is not None
             else controller.state.record.state
         )
-    pods = {each.pod for each in controller.state.record.open_grants if each.pod is not None}
+    pods = {pod for each in controller.state.record.open_grants for pod in each.pods}
     named = ", ".join(sorted(f"{pod.namespace}/{pod.name}" for pod in pods))
     return f"in use by {named or 'a pod that could not be identified'}"
 

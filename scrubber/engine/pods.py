@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from scrubber.domain.assignment import (
     Assignment,
+    Claim,
     KubeletReading,
     Pod,
     PodAbsence,
@@ -22,6 +23,7 @@ from scrubber.domain.handover_kind import Basis
 from scrubber.domain.pods import (
     PodLiveness,
     PodState,
+    claim_pod_liveness,
     has_ended,
     own_pod_liveness,
     pod_liveness,
@@ -95,15 +97,26 @@ class PodTracker:
         """Whether it is proved that the pod is no longer in the kubelet's lists."""
         return pod in self._absences and self._absences[pod].proved
 
+    async def is_gone(self, pod: Pod) -> bool:
+        """Whether it is proved that the kubelet no longer lists the pod, and that no process of it is left."""
+        if pod.uid is None or not self.is_absent(pod):
+            return False
+        try:
+            return not await self._containers.processes(pod)
+        except Unreadable:
+            return False
+
     async def sample_processes(self, grant: Grant) -> None:
         """Sample the processes of a grant's pod, to know later the first process of each container, and that it ran.
 
         A runtime's own helpers come and go before a container's first process starts. A process that is gone at the
         next sample was therefore not the first process, as long as the kubelet lists the pod. Once the pod is absent
-        from the kubelet's lists, nothing new is recorded.
+        from the kubelet's lists, or its claim is released, nothing new is recorded.
         """
         pod = grant.pod
         if pod is None or pod.uid is None or self._absences.get(pod, PodAbsence()).times > 0:
+            return
+        if grant.claim is not None and not grant.claim.is_prepared:
             return
         try:
             processes = await self._containers.processes(pod)
@@ -202,6 +215,8 @@ class PodTracker:
         pod = grant.pod
         if grant.boot != boot:
             return PodLiveness(PodState.OVER)
+        if grant.claim is not None:
+            return await self._claim_liveness(grant, grant.claim, limits=limits, wall=wall)
         if pod is None or pod.uid is None:
             gone = pod is None or (pod in self._absences and self._absences[pod].proved)
             # The device was free before the grant too: only the time since the grant is evidence.
@@ -243,6 +258,33 @@ class PodTracker:
             ended=ended,
         )
 
+    async def _claim_liveness(self, grant: Grant, claim: Claim, *, limits: Limits, wall: float) -> PodLiveness:
+        pod = grant.pod
+        if claim.released_at is None or pod is None or pod.uid is None:
+            return PodLiveness(PodState.ALIVE)
+        absence = self._absences.get(pod, PodAbsence())
+        try:
+            processes = await self._containers.processes(pod)
+            remaining = None if processes else await self._pod_cgroups.remaining_cgroups(pod)
+        except Unreadable:
+            if pod not in claim.listed_pods:
+                return PodLiveness(PodState.ALIVE)
+            return unreadable_pod_liveness(
+                absence, now=self._clock.monotonic(), leftover_grace_period=limits.leftover_grace_period
+            )
+        return claim_pod_liveness(
+            processes,
+            absence,
+            remaining,
+            released_for=_since(claim.released_at, wall),
+            listed=self.reading.trust is Trust.TRUSTED and self.reading.is_listed(pod),
+            named_by_kubelet=pod in claim.listed_pods,
+            seen=self._first_processes.get(pod, {}),
+            first_processes=self._known_first_processes(pod),
+            now=self._clock.monotonic(),
+            leftover_grace_period=limits.leftover_grace_period,
+        )
+
     async def _has_ended(self, pod: Pod, grant: Grant) -> bool:
         """Whether the kernel shows that ``pod``, which has no process, is over."""
         if not grant.started:
@@ -268,6 +310,11 @@ def _sandbox_now(everything: Collection[Process], grant: Grant, *, held: bool) -
 
 
 def _age(grant: Grant, wall: float) -> float:
-    """Return the seconds since ``grant``; a grant in the future means that the clock was set back: treat it as old."""
-    age = wall - grant.at
+    """Return the seconds since ``grant``."""
+    return _since(grant.at, wall)
+
+
+def _since(at: float, wall: float) -> float:
+    """Return the seconds since ``at``; a time in the future means that the clock was set back: treat it as long ago."""
+    age = wall - at
     return age if age >= 0 else math.inf

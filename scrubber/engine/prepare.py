@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from scrubber.domain.assignment import Assignment, KubeletReading, Pod, Trust
+from scrubber.domain.assignment import Assignment, Claim, KubeletReading, Pod, Trust
+from scrubber.domain.claims import claim_kind, claim_problem
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceFault, NotReady, ScrubberError
 from scrubber.domain.evidence import Finding, FindingCode, Outcome, ScrubRecord, ScrubTrigger, Step
@@ -57,15 +58,21 @@ class ResolvedCall:
 
     Attributes:
         devices: ordered by ID, which is the order in which locks are taken.
-        resource: the kubelet's name of the requested resource; empty where the caller did not give it.
-        own_resources: returns the resources under which our plugins advertise devices, including this one.
+        resource: the kubelet's name of the requested resource, or of a claim's driver; empty where the caller did not give
+            it.
+        own_resources: returns the resources under which our plugins advertise devices, including this one; for a claim,
+            its driver.
         deadline: monotonic seconds.
+        claim: the claim to be prepared; None for the start of a container.
+        plugin_resources: returns the resources under which a device plugin advertises a device, given by its ID.
     """
 
     devices: tuple[RequestedDevice, ...]
     resource: str
     own_resources: Callable[[], frozenset[str]]
     deadline: float
+    claim: Claim | None = None
+    plugin_resources: Callable[[str], frozenset[str]] = lambda _: frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +167,9 @@ class DevicePreparation:
         """
         requested, dependencies = self._requested, self._dependencies
         controller, record, share = requested.controller, requested.controller.state.record, requested.shares
-        start = self._resolve_start(reading)
-        span.set_attributes(tenant=None if start.following is None else start.following.pod.tenant)
+        start, claim = self._resolve_start(reading), self._call.claim
+        tenant = start.following.pod.tenant if start.following is not None else None if claim is None else claim.tenant
+        span.set_attributes(tenant=tenant)
         allocations = controller.state.allocations
         facts = HandoverFacts(
             record=record,
@@ -171,11 +179,16 @@ class DevicePreparation:
                 allocated_since=controller.state.allocated_since,
                 container_count=reading.container_count(controller.id, share),
                 init_containers_known=reading.init_containers_known,
-            ),
+            )
+            if claim is None
+            else claim_kind(record, claim.tenant),
             policy=controller.state.policy,
             identity=dependencies.identity.for_device(controller.state.device),
             last_pod_ran=record.last_grant is not None and controller.pods.has_run(record.last_grant),
-            assignment_problem=self._assignment_problem(reading, start),
+            assignment_problem=self._assignment_problem(reading, start)
+            if claim is None
+            else self._claim_problem(start),
+            is_claim=claim is not None,
             is_share=bool(share),
             starting_pod=start.own,
         )
@@ -190,7 +203,7 @@ class DevicePreparation:
                     asking = None if start.following is None else start.following.pod
                     # Other containers of the starting pod may be alive.
                     mine = None if asking is None or asking.uid is None else asking
-                    earlier = await controller.occupancy.pod_liveness(asking, excluded_pod=mine)
+                    earlier = await controller.occupancy.pod_liveness(asking, excluded_pod=mine, claim=claim)
                     facts = replace(facts, earlier_pods=frozenset([where.state for _, where in earlier]))
                 case _:
                     if decision.basis is Basis.SHARED:
@@ -215,7 +228,7 @@ class DevicePreparation:
             None
             if start.following is None
             else controller.pods.with_starting_container(start.following, controller.id),
-            start.certain is not None,
+            claim is not None or start.certain is not None,
             facts.kind,
             decision,
             check,
@@ -228,6 +241,8 @@ class DevicePreparation:
 
     def _resolve_start(self, reading: KubeletReading) -> _Start:
         device, share = self._requested.controller.id, self._requested.shares
+        if self._call.claim is not None:  # the kubelet lists its pods only once it is prepared
+            return _Start(None, None, None, reading.second_owner(device, self._call.own_resources(), None))
         certain = reading.assignment_of(device, share, resource=self._call.resource)
         following = certain or reading.checkpoint_assignment(device, share)
         # PodResources never lists an ordinary init container; the checkpoint does. Beside a trusted list that it
@@ -253,10 +268,24 @@ class DevicePreparation:
             return ErrorCode.REASSIGNED
         if start.second_owner is not None:
             return ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN
+        if requested.controller.state.record.prepared_claims:
+            return ErrorCode.PREPARED_FOR_CLAIM
         nobodys = following is None and reading.trust is Trust.TRUSTED
         if nobodys and not reading.listed_assignments(requested.controller.id, requested.shares):
             return ErrorCode.UNASSIGNED
         return None
+
+    def _claim_problem(self, start: _Start) -> ErrorCode | None:
+        """What keeps the device from being prepared for the claim of the call; None when nothing does."""
+        controller, claim = self._requested.controller, self._call.claim
+        assert claim is not None
+        problem = claim_problem(
+            claim,
+            controller.state.record,
+            plugin_resources=self._call.plugin_resources(controller.id),
+            sharing=controller.state.policy.sharing,
+        )
+        return problem or (None if start.second_owner is None else ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN)
 
     async def _not_granted(
         self, decision: HandoverDecision, facts: HandoverFacts, start: _Start
@@ -275,6 +304,8 @@ class DevicePreparation:
             case HandoverVerdict.WAIT, ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN:
                 assert start.second_owner is not None  # the code implies it
                 return refusals.assigned_by_another_plugin(device, start.second_owner, self._call.own_resources())
+            case HandoverVerdict.WAIT, ErrorCode.PREPARED_FOR_CLAIM:
+                return refusals.prepared_for_claim(device, facts.record.prepared_claims[0])
             case HandoverVerdict.WAIT, ErrorCode.SHARING_NOT_ALLOWED:
                 await self._note_unauthorized(controller, findings)
                 return refusals.cannot_be_shared(device, decision.reason)
@@ -283,11 +314,16 @@ class DevicePreparation:
                     device, controller.state.record.state
                 )
             case HandoverVerdict.WAIT, _:
-                return await controller.scrubs.blocker(start.own)
+                return await controller.scrubs.blocker(start.own, self._call.claim)
             case _, ErrorCode.REASSIGNED:
                 raise refusals.reassigned(device)
             case _, ErrorCode.UNASSIGNED:
                 raise refusals.unassigned(device)
+            case _, ErrorCode.ADVERTISED_BY_PLUGIN:
+                raise refusals.advertised_by_plugin(device, self._call.plugin_resources(device))
+            case _, ErrorCode.CLAIM_SHARED:
+                assert self._call.claim is not None  # the code implies it
+                raise refusals.claim_may_not_be_shared(device, len(self._call.claim.pods))
             case _:
                 await self._allow_recovery(controller, facts.record, start.own)
                 raise refusals.quarantined(device, decision.reason, public_message=controller.view.refusal_message)
@@ -336,18 +372,20 @@ class DevicePreparation:
             return _being_scrubbed(controller)
         if finished.outcome in (Outcome.PASSED, Outcome.FAILED):
             return None
-        return await controller.scrubs.blocker(starting_pod) or _being_scrubbed(controller)
+        return await controller.scrubs.blocker(starting_pod, self._call.claim) or _being_scrubbed(controller)
 
     async def _scrub(
         self, controller: DeviceController, record: DeviceRecord, starting_pod: Pod | None
     ) -> ScrubberError | None:
         """Start the slow path, unless it would be blocked, and wait for it."""
-        obstacle = await controller.scrubs.blocker(starting_pod)
+        obstacle = await controller.scrubs.blocker(starting_pod, self._call.claim)
         if obstacle is not None:
             return obstacle
         await controller.occupancy.release(record)
         try:
-            await controller.scrubs.start(ScrubTrigger.CONTAINER_START, starting_pod=starting_pod)
+            await controller.scrubs.start(
+                ScrubTrigger.CONTAINER_START, starting_pod=starting_pod, claim=self._call.claim
+            )
         except NotReady as granted_meanwhile:
             return granted_meanwhile
         return await self._join(controller, starting_pod)

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from scrubber.domain.assignment import Assignment, Pod
+from scrubber.domain.assignment import Assignment, Claim, Pod
 from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import DeviceBusy, DeviceFault, InvalidRequest, NotReady, Quarantined, Unreadable
+from scrubber.domain.errors import DeviceBusy, DeviceFault, InvalidRequest, NotReady, Quarantined, Refused, Unreadable
 from scrubber.domain.pods import PodLiveness
 from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.states import Hygiene
 from scrubber.domain.telemetry import Holder
 
 __all__ = [
     "AGENTS_ARE_PAUSED",
     "NODE_YIELDED",
+    "advertised_by_plugin",
     "assigned_by_another_plugin",
     "attempts_exhausted",
     "being_scrubbed",
     "cannot_be_scrubbed",
     "cannot_be_shared",
+    "claim_changed",
+    "claim_in_progress",
+    "claim_may_not_be_shared",
+    "claim_shared_message",
+    "device_arriving",
     "device_changed",
     "device_held",
     "device_unreadable",
@@ -29,8 +36,10 @@ __all__ = [
     "node_yielded",
     "out_of_service_message",
     "pod_unreadable",
+    "prepared_for_claim",
     "quarantined",
     "reassigned",
+    "release_message",
     "reset_during_scrub",
     "reset_stopped",
     "scrub_blocked",
@@ -221,6 +230,83 @@ def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> No
         public_message=f"Device {device} is in-use by another container of this pod. The start is retried.",
         code=ErrorCode.HELD_BY_OWN_POD,
     )
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+
+def prepared_for_claim(device: str, claim: Claim) -> NotReady:
+    """Refuse a device that is prepared for ``claim``, whatever asks for it."""
+    return NotReady(
+        f"Device {device} is prepared for the claim {claim.namespace}/{claim.name} by {claim.driver}. It is free once that "
+        "claim was unprepared and its pods have ended. If a device plugin advertises the device too, exclude it from one of "
+        "the two.",
+        public_message=f"Device {device} is prepared for another user, which has not ended. The start is retried.",
+        code=ErrorCode.PREPARED_FOR_CLAIM,
+    )
+
+
+def advertised_by_plugin(device: str, resources: Collection[str]) -> Refused:
+    """Refuse to prepare a device that a device plugin advertises as ``resources``."""
+    named = ", ".join(sorted(resources))
+    return Refused(
+        f"Device {device} is advertised by the device plugin as {named}, so the DRA driver may not give it to a claim: "
+        "exclude it from one of the two, and restart that one. If the plugin is no longer installed, restart the service.",
+        public_message=f"Device {device} is also advertised as {named}; it must be excluded from one of the two.",
+        code=ErrorCode.ADVERTISED_BY_PLUGIN,
+    )
+
+
+def claim_changed(claim: Claim, devices: Collection[str]) -> InvalidRequest:
+    """Refuse to prepare a claim that is prepared with other ``devices``."""
+    return InvalidRequest(
+        f"The claim {claim.namespace}/{claim.name} ({claim.uid}) is prepared with {', '.join(sorted(devices))}, and was "
+        "requested with other devices. Delete its pods and then the claim.",
+        public_message="The claim is already prepared with other devices; its pods must end first.",
+        code=ErrorCode.CLAIM_CHANGED,
+    )
+
+
+def claim_in_progress(claim: Claim) -> NotReady:
+    return NotReady(
+        f"Another call for the claim {claim.namespace}/{claim.name} has not ended yet.",
+        public_message="Another call for this claim has not ended yet. The start is retried.",
+        code=ErrorCode.CLAIM_IN_PROGRESS,
+    )
+
+
+def device_arriving() -> NotReady:
+    return NotReady(
+        "A device that has returned to the node is being inspected.",
+        public_message="A device has just returned to the node and is being inspected. The release is retried.",
+    )
+
+
+def claim_may_not_be_shared(device: str, pods: int) -> Refused:
+    """Refuse a claim with several ``pods`` where the policy allows one pod on the device."""
+    message = (
+        f"Device {device} may be used by one pod at a time (policy: sharing: never), and the claim is reserved for {pods} "
+        "pods. Use a claim for each pod, from a ResourceClaimTemplate."
+    )
+    return Refused(message, public_message=message, code=ErrorCode.CLAIM_SHARED)
+
+
+def release_message(device: str, state: str, scrub: str, waits_for: str) -> str:
+    """Return what the release of a claim waits for on ``device``, for a pod's status.
+
+    Args:
+        scrub: the ID of the scrub in progress, empty without one; ``waits_for``: what that scrub waits for.
+    """
+    if scrub:
+        return f"Device {device} is {state} (scrub {scrub}).{' ' if waits_for else ''}{waits_for}"
+    if state == Hygiene.IN_USE:
+        return f"Device {device} is {state}: processes of the pods that used it have not ended."
+    return f"Device {device} is {state}, and its scrub has not begun, or was blocked because it is still held."
+
+
+def claim_shared_message(device: str) -> str:
+    """Return the message about a device that a second pod joined by a claim, for a pod's status."""
+    return f"Device {device} is used by several pods of one claim, which the policy does not allow (sharing: never)."
 
 
 # -- scrubs and resets ------------------------------------------------------------------------------------------------

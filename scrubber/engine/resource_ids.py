@@ -19,6 +19,7 @@ class ResourceIds:
         self._mappings = ResourceMappings()
         self._named: dict[str, set[str]] = {}
         self._by_device: dict[str, frozenset[str]] | None = None
+        self._drivers: dict[str, set[str]] = {}
 
     def announce(self, resource: str, mapping: Mapping[str, str], own_devices: Collection[str]) -> None:
         """Replace the mapping of the IDs of ``resource``; ``own_devices`` are the IDs of the managed devices."""
@@ -74,11 +75,40 @@ class ResourceIds:
         }
         return frozenset((self._mappings.resources.keys() | self._named.keys() | given) - {""})
 
-    def resources_of(self, record: DeviceRecord) -> frozenset[str]:
-        """Return the resources that advertise the device of ``record``, by a plugin, a request or the record."""
+    def plugin_resources(self, device: str) -> frozenset[str]:
+        """Return the resources under which device plugins advertise ``device``, by announcement or by request."""
         if self._by_device is None:
             self._by_device = self._resources_by_device()
-        found, last = self._by_device.get(record.device, frozenset()), record.last_grant
+        return self._by_device.get(device, frozenset()) - {""}
+
+    def note_claim(self, driver: str, devices: Iterable[str]) -> None:
+        """Note that the DRA driver ``driver`` gives ``devices`` to claims."""
+        for device in devices:
+            self._drivers.setdefault(device, set()).add(driver)
+
+    def assigners_of(self, record: DeviceRecord, own_resources: frozenset[str]) -> frozenset[str]:
+        """Return the names under which the device of ``record`` is rightly assigned: of plugins and DRA drivers of ours.
+
+        A device that a claim has is assigned by that claim's driver only.
+
+        Args:
+            own_resources: the resources under which our plugins advertise devices.
+        """
+        claimed = frozenset(each.claim.driver for each in record.open_grants if each.claim is not None)
+        last = record.last_grant
+        before = {last.claim.driver} if last is not None and last.claim is not None else set()
+        return claimed or own_resources | self._drivers.get(record.device, set()) | before
+
+    def resources_of(self, record: DeviceRecord) -> frozenset[str]:
+        """Return the resources that advertise the device of ``record``, by a plugin, a request or the record.
+
+        For a device of a DRA driver, the driver's name.
+        """
+        found, last = self.plugin_resources(record.device), record.last_grant
+        if not found and record.device in self._drivers:
+            found = frozenset(self._drivers[record.device])
+        if not found and last is not None and last.claim is not None:
+            found = frozenset({last.claim.driver})
         if not found and last is not None and last.assignment is not None and last.basis is not Basis.ADOPTED:
             found = frozenset({last.assignment.resource})
         return found - {""}

@@ -118,10 +118,11 @@ async def _unauthorized_users(context: ScrubContext) -> dict[object, Holder]:
         if user.kind is HolderKind.INFRASTRUCTURE:
             continue
         uid = await dependencies.containers.pod_uid_of(user.pid) if user.pid else None
-        if (
-            classify_use(uid, context.device.id, context.record.open_grants, context.pods.reading)
-            is not UseKind.GRANTED
-        ):
+        record = context.record
+        use = classify_use(
+            uid, record.device, record.open_grants, context.pods.reading, admin_claims=record.admin_claims
+        )
+        if use not in (UseKind.GRANTED, UseKind.ADMIN_ACCESS):
             found[uid or user.identity] = user
     return found
 

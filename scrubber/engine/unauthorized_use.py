@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from scrubber.domain.assignment import KubeletReading, Pod, Process
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.policy import Enforcement, Policy, UnauthorizedUseAction
-from scrubber.domain.record import Grant
+from scrubber.domain.record import DeviceRecord
 from scrubber.domain.telemetry import Holder
 from scrubber.domain.usage import UseKind, classify_use, may_be_killed
 from scrubber.ports.node import Containers
@@ -62,7 +60,7 @@ class UnauthorizedUseTracker:
         return frozenset(self._first)
 
     async def handle(
-        self, holder: Holder, uid: str | None, grants: Iterable[Grant], *, reading: KubeletReading, policy: Policy
+        self, holder: Holder, uid: str | None, record: DeviceRecord, *, reading: KubeletReading, policy: Policy
     ) -> bool:
         """Handle ``holder``, of pod ``uid``, which was just found to use the device; return whether it was killed.
 
@@ -70,8 +68,11 @@ class UnauthorizedUseTracker:
         pod is assigned its devices before any of its processes run, so a list read after the use began contains all of
         its devices.
         """
-        open_grants = tuple(grants)
-        if uid is None or classify_use(uid, self._device, open_grants, reading) is not UseKind.UNAUTHORIZED:
+        grants, admin = record.open_grants, record.admin_claims
+        if (
+            uid is None
+            or classify_use(uid, self._device, grants, reading, admin_claims=admin) is not UseKind.UNAUTHORIZED
+        ):
             return False
         since = self._note_use(uid)
         if policy.unauthorized_use is not UnauthorizedUseAction.KILL or policy.enforcement is not Enforcement.ENFORCE:
@@ -79,7 +80,7 @@ class UnauthorizedUseTracker:
         lasted = self._clock.monotonic() - since
         if lasted < policy.limits.leftover_grace_period or reading.started_at < since:
             return False
-        if not may_be_killed(uid, self._device, open_grants, reading):
+        if not may_be_killed(uid, self._device, grants, reading, admin_claims=admin):
             return False
         process = Process(holder.pid, holder.started)
         try:

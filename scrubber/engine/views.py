@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from scrubber.domain.agent_pause import AgentPause, PauseReport
-from scrubber.domain.assignment import Pod
+from scrubber.domain.assignment import Claim, Pod
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.evidence import Certificate, PathKind, ScrubRecord, Step
 from scrubber.domain.handover_kind import Basis, HandOverKind
@@ -27,15 +27,20 @@ __all__ = [
     "Actions",
     "CertificateStatus",
     "CertificateView",
+    "ClaimRelease",
+    "Claims",
     "DeviceView",
     "GrantedDevice",
     "HandOverCall",
     "NodeView",
     "Pauses",
     "PodNotice",
+    "PrepareClaimCall",
+    "PreparedClaim",
     "ScrubUpdate",
     "Service",
     "ServiceView",
+    "WithheldDevice",
     "Yields",
 ]
 
@@ -145,6 +150,54 @@ class HandOverCall:
     wait_seconds: float | None = None
     unreported_allocations: frozenset[str] = frozenset()
     resource: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareClaimCall:
+    """A request to prepare a claim.
+
+    Attributes:
+        devices: IDs of the managed devices that the claim gets.
+        admin_devices: IDs of devices to which it has admin access: nothing is granted for it.
+        wait_seconds: None means the policy's limit.
+    """
+
+    claim: Claim
+    devices: tuple[str, ...]
+    admin_devices: tuple[str, ...] = ()
+    wait_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldDevice:
+    """A device that was not scrubbed for the release of a claim, because it is out of service for the reason ``code``."""
+
+    device: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRelease:
+    """The progress of the release of a claim.
+
+    Attributes:
+        done: each device of the claim is clean, or out of service.
+        waits_for: what the release waits for, for a pod's status; empty when it is done.
+        withheld: the devices that are out of service.
+    """
+
+    done: bool
+    waits_for: str = ""
+    withheld: tuple[WithheldDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedClaim:
+    """A claim whose release is not complete, with the IDs of its devices."""
+
+    claim: Claim
+    devices: tuple[str, ...] = ()
+    admin_devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +402,41 @@ class Pauses(Protocol):
         """
 
 
+class Claims(Protocol):
+    """Resource claims, for a DRA driver."""
+
+    async def prepare(self, call: PrepareClaimCall) -> tuple[GrantedDevice, ...]:
+        """Prepare all devices of ``call`` or none; repeated calls get the same answer.
+
+        Raises:
+            InvalidRequest: unknown, duplicate or no devices, or the claim is prepared with other devices.
+            Refused: a device plugin advertises a device, or the policy does not allow the claim's pods to share it.
+            Quarantined, NotReady, LedgerFailure: as for the start of a container.
+        """
+
+    async def set_pods(self, uid: str, pods: Sequence[Pod]) -> None:
+        """Set the pods that may use the devices of a claim; one that is not over stays. Ignores an unknown claim.
+
+        Raises:
+            LedgerFailure: nothing has changed.
+        """
+
+    async def unprepare(self, uid: str, wait_seconds: float) -> ClaimRelease:
+        """Release a claim, and wait until its devices are scrubbed or out of service; an unknown claim is released.
+
+        Raises:
+            NotReady: the service is starting.
+            LedgerFailure: nothing has changed.
+        """
+
+    def current(self) -> tuple[PreparedClaim, ...]:
+        """The claims whose release is not complete.
+
+        Raises:
+            NotReady: there is no driver.
+        """
+
+
 class Service(Protocol):
     """The engine's interface for the servers.
 
@@ -365,6 +453,10 @@ class Service(Protocol):
     @property
     def yields(self) -> Yields:
         """The requests to yield the node."""
+
+    @property
+    def claims(self) -> Claims:
+        """The resource claims of the node."""
 
     @property
     def pauses(self) -> Pauses:

@@ -20,6 +20,7 @@ from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.states import Cause, Hygiene
 from scrubber.engine import refusals
 from scrubber.engine.agent_pauses import AgentPauses
+from scrubber.engine.claims import DriverlessClaims
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.views import (
     CertificateStatus,
@@ -185,6 +186,8 @@ class DriverlessNode:
         service_view: Callable[[], ServiceView],
         epoch: str,
         ledger: Ledger,
+        journal: Journal,
+        clock: Clock,
         audit_log: AuditLog,
         certificates: Certificates,
         remaining_children: Callable[[], Collection[int]] = frozenset,
@@ -193,6 +196,13 @@ class DriverlessNode:
         self.yields = yields
         self.pauses = pauses
         self.actions = _NoActions(self._refusal)
+        self.claims = DriverlessClaims(
+            ledger=ledger,
+            journal=journal,
+            clock=clock,
+            refusal=self._refusal,
+            is_yielded=lambda: yields.record.is_yielded,
+        )
         self._devices = tuple(_unwatched(each) for each in withheld_views(devices))
         self._service_view = service_view
         self._ledger = ledger

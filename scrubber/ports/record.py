@@ -38,7 +38,7 @@ class Event:
     Attributes:
         name: stable, dotted: ``handover.granted``, ``handover.refused``, ``scrub.finished``, ``health.quarantined`` …
         device: None for an event of the node.
-        actor: ``service``, ``plugin``, or ``uid:1000``.
+        actor: ``service``, ``plugin``, ``driver`` (a DRA driver), or ``uid:1000``.
         fields: JSON-able scalars only; names carry the unit (seconds, bytes) as a suffix.
     """
 

@@ -17,7 +17,7 @@ import pytest
 
 from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
-from scrubber.domain.assignment import Assignment, KubeletReading, Pod, PodAbsence, Trust
+from scrubber.domain.assignment import Assignment, Claim, KubeletReading, ListedClaim, Pod, PodAbsence, Trust
 from scrubber.domain.errors import InvalidConfiguration
 from scrubber.ports.runtime import Clock
 from scrubber.wire import podresources_pb2 as messages
@@ -531,6 +531,31 @@ async def test_dra_claims_and_unknown_fields_of_later_kubelets_are_read(kubelet:
     assert reading.assigned_by_other_plugins("gpu-0", {GPU}) == (
         Assignment(Pod("team-b", "claims"), "main", frozenset({"gpu-0"}), "gpu.vendor.com"),
     )
+
+
+async def test_claims_of_listed_pods_are_read_whatever_their_devices_are_called(kubelet: Kubelet) -> None:
+    kubelet.log("share-0", FIRST)
+    dynamic = [
+        messages.DynamicResource(
+            claim_name=name,
+            claim_namespace="team-a",
+            claim_resources=[
+                messages.ClaimResource(driver_name="gpu.scrubber.dev", pool_name="node-1", device_name=device)
+                for device in ("card-7", "card-8")
+            ],
+        )
+        for name in ("gpus", "others")
+    ]
+    containers = [messages.ContainerResources(name=name, dynamic_resources=dynamic) for name in ("main", "sidecar")]
+    kubelet.answer = listing(messages.PodResources(name="share-0", namespace="team-a", containers=containers))
+    async with kubelet.adapter() as adapter:
+        reading = await adapter.read()
+    pod = Pod("team-a", "share-0", FIRST)
+    assert reading.claims == tuple(ListedClaim(pod, "gpu.scrubber.dev", "team-a", name) for name in ("gpus", "others"))
+    claim = Claim("claim-uid", "team-a", "gpus", "gpu.scrubber.dev")
+    assert reading.pods_of_claim(claim) == {pod}
+    assert reading.pods_of_claim(replace(claim, name="another")) == frozenset()
+    assert reading.pods_of_claim(replace(claim, driver="gpu.vendor.com")) == frozenset()
 
 
 async def test_device_listed_under_several_numa_nodes_is_one_device(kubelet: Kubelet) -> None:

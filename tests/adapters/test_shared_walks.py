@@ -129,6 +129,13 @@ async def test_walk_that_cannot_inspect_every_process_is_repeated_for_each_devic
     assert searched(pool)[4:] == alone
 
 
+async def test_holder_of_some_of_the_devices_has_every_device_walked_alone(pool: CountedPool) -> None:
+    with holding(ZERO):
+        walks = walks_of(pool)
+        await asyncio.gather(*(walks.walk(search(node)) for node in (ZERO, RANDOM)))
+    assert searched(pool) == [nodes_of(ZERO, RANDOM), nodes_of(ZERO), nodes_of(RANDOM)]
+
+
 async def test_search_whose_caller_has_left_is_not_made(pool: CountedPool) -> None:
     walks = walks_of(pool)
     first = asyncio.create_task(walks.walk(search(ZERO)))
@@ -148,3 +155,14 @@ async def test_searches_fail_when_the_walks_are_closed(pool: CountedPool) -> Non
     await asyncio.sleep(0)
     await walks.close()
     assert all(isinstance(each, Unavailable) for each in await asyncio.gather(*waiting, return_exceptions=True))
+
+
+async def test_walk_fails_when_the_walks_are_closed_before_it_has_begun(pool: CountedPool) -> None:
+    walks = walks_of(pool)
+    waiting = asyncio.create_task(walks.walk(search(ZERO)))
+    await asyncio.sleep(0)
+    await walks.close()
+    with pytest.raises(Unavailable):
+        await waiting
+    with pytest.raises(Unavailable):
+        await walks.walk(search(ZERO))

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from scrubber.domain.agent_pause import PauseReport
+from scrubber.domain.assignment import Pod
 from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Outcome, PathKind, ScrubRecord, ScrubTrigger, Step
@@ -20,11 +21,14 @@ from scrubber.domain.states import Cause
 from scrubber.engine.views import (
     CertificateStatus,
     CertificateView,
+    ClaimRelease,
     DeviceView,
     GrantedDevice,
     HandOverCall,
     NodeView,
     PodNotice,
+    PrepareClaimCall,
+    PreparedClaim,
     ScrubUpdate,
     ServiceView,
 )
@@ -99,6 +103,32 @@ class FakePauses:
         self._note(report)
 
 
+class FakeClaims:
+    """A :class:`scrubber.engine.views.Claims` that keeps the requests, and answers as a test sets."""
+
+    def __init__(self, note: Callable[[object], None]) -> None:
+        self._note = note
+        self.release = ClaimRelease(done=True)
+        self.prepared: tuple[PreparedClaim, ...] = ()
+
+    async def prepare(self, call: PrepareClaimCall) -> tuple[GrantedDevice, ...]:
+        self._note(call)
+        return tuple(
+            GrantedDevice(each, n, HandOverKind.SAME_TENANT, PathKind.FAST, CERTIFICATE.id, Basis.CERTIFICATE)
+            for n, each in enumerate(call.devices, 1)
+        )
+
+    async def set_pods(self, uid: str, pods: Sequence[Pod]) -> None:
+        self._note(("set-pods", uid, tuple(pods)))
+
+    async def unprepare(self, uid: str, wait_seconds: float) -> ClaimRelease:
+        self._note(("unprepare", uid, wait_seconds))
+        return self.release
+
+    def current(self) -> tuple[PreparedClaim, ...]:
+        return self.prepared
+
+
 class FakeNode:
     """A :class:`scrubber.engine.views.Service`.
 
@@ -134,6 +164,7 @@ class FakeNode:
         self.actions = self
         self.yields = FakeYields(self._note)
         self.pauses = FakePauses(self._note)
+        self.claims = FakeClaims(self._note)
         self.audit_log: tuple[AuditRow, ...] = ()
         self.head = AuditHead()
 

@@ -103,6 +103,16 @@ def test_snapshot_carries_everything_a_container_needs() -> None:
     ]
 
 
+def test_snapshot_describes_a_device_and_the_cause_that_it_is_out_of_service() -> None:
+    described = replace(device(0), model="H200", memory_bytes=141 << 30, driver="6.1")
+    sick = replace(CLEAN, health=Health.QUARANTINED, cause=CAUSE)
+    (first,) = messages.snapshot_message(view(sick, of=described)).devices
+    assert (first.model, first.memory_bytes, first.driver_version) == ("H200", 141 << 30, "6.1")
+    assert first.cause_code == CAUSE.code
+    (clean,) = messages.snapshot_message(view(CLEAN)).devices
+    assert clean.cause_code == ""
+
+
 def test_numa_node_zero_differs_from_an_unknown_numa_node() -> None:
     (zero,) = messages.snapshot_message(view()).devices
     (unknown,) = messages.snapshot_message(view(of=replace(device(0), numa_node=None))).devices

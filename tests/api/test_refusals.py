@@ -31,6 +31,10 @@ METHODS = {
         "SetResourceMapping",
         "SetYield",
         "ReportAgentPause",
+        "PrepareClaim",
+        "UnprepareClaim",
+        "SetClaimPods",
+        "ListClaims",
     ),
     Purpose.READ: (
         "ListDevices",

@@ -17,7 +17,7 @@ from scrubber.cli.render.device_list import format_age
 from scrubber.domain.errors import LedgerFailure
 from tests.cli.stage import BROKEN, CLEAN, SICK, Ended, Service, run, serving, start
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
-from tests.cli_samples import CERTIFICATE, DEVICE, ENTRY, lately
+from tests.cli_samples import AT, CERTIFICATE, DEVICE, ENTRY, lately
 
 SMALL = pb.Device(
     id="GPU-1f3a09c2-0000-4e0b-9a77-0c5d2b1e4f60",
@@ -84,7 +84,7 @@ class TestDevices:
             "c-7",
         )
         assert (sick["cause"]["message"], sick["certificate"]) == ("XID 95 was \x1b[31mseen.", None)
-        assert sick["assignedTo"] == {"tenant": "red", "pod": "train", "container": "main"}
+        assert sick["assignedTo"] == {"tenant": "red", "pod": "train", "container": "main", "claim": None}
 
     async def test_unset_field_is_null(self, service: Service, short_tmp: Path) -> None:
         service.devices = [pb.Device(id="SIM-GPU-dd", index="3")]
@@ -344,6 +344,15 @@ class TestDevice:
         assert not {"cause", "blocked by", "reset", "break-glass", "failures"} & {
             line.split("  ")[0] for line in out.splitlines()
         }
+
+    async def test_claim_of_several_pods_is_shown_by_its_name(self, service: Service, short_tmp: Path) -> None:
+        claim = pb.Claim(uid="claim-uid-1", namespace="team-a", name="gpus")
+        pods = [pb.ClaimPod(uid=f"uid-{number}", namespace="team-a", name=f"train-{number}") for number in range(2)]
+        grant = pb.OpenGrant(sequence=4, tenant="team-a", claim=claim, claim_pods=pods, granted_at=AT)
+        shared = pb.Device(id="GPU-1", index="0", hygiene="in-use", tenant="team-a", claim=claim, open_grants=[grant])
+        service.devices = [shared]
+        assert re.search(r"\n4 +team-a \(claim gpus, 2 pods\) ", (await run(short_tmp, "device", "0")).out)
+        assert "team-a/claim gpus" in (await run(short_tmp, "devices")).out
 
     async def test_last_tenant_of_a_returned_device_is_shown_separately(
         self, service: Service, short_tmp: Path

@@ -16,6 +16,7 @@ from tests.cli.terminal import WIDTHS, terminal
 COMMANDS = {
     ("serve",),
     ("plugin",),
+    ("dra",),
     ("demo",),
     ("devices",),
     ("device",),
@@ -55,7 +56,7 @@ COMMANDS = {
 }
 
 METRICS = ("--metrics-address", "--metrics-cert", "--metrics-key", "--metrics-client-ca")
-"""The same for both daemons."""
+"""The same for all daemons."""
 
 FLAGS = {
     ("serve",): {
@@ -107,6 +108,13 @@ FLAGS = {
         ),
         *("--cdi-disable-hooks", "--shared-devices-allocation-policy", "--imex-channel-ids", "--imex-required"),
         *("--host-root-ctr-path", "--runtime-check"),
+    },
+    ("dra",): {
+        *("--driver-name", "--kubelet-plugins-dir", "--registry-dir", "--cdi-dir", "--node-name", "--pod-uid"),
+        *("--kubeconfig", "--socket-dir", *METRICS, "--probe-address", "--log-format", "--log-level"),
+        *("--driver-root", "--nvidia-driver-root", "--dev-root", "--nvidia-dev-root", "--driver-root-ctr-path"),
+        *("--container-driver-root", "--nvidia-cdi-hook-path", "--nvidia-ctk-path", "--cdi-disable-hooks"),
+        *("--cdi-feature-flags", "--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled"),
     },
     ("devices",): {"--watch", "--socket-dir", "--output", "--no-headers"},
     ("device",): {"--limit", "--socket-dir", "--output", "--no-headers"},
@@ -237,7 +245,7 @@ def test_commands_whose_tables_have_titles_can_omit_them() -> None:
     }, "add a new command with NoHeadersOption to this list"
 
 
-DAEMONS = {("serve",), ("plugin",)}
+DAEMONS = {("serve",), ("plugin",), ("dra",)}
 """Commands of which every option is a setting."""
 
 SETTINGS = {

@@ -25,7 +25,7 @@ STRATEGIC, MERGE, JSON = "application/strategic-merge-patch+json", "application/
 
 Json = dict[str, Any]
 
-_VERBS = {"GET": "get", "PATCH": "patch", "POST": "create", "DELETE": "delete"}
+_VERBS = {"GET": "get", "PATCH": "patch", "POST": "create", "PUT": "update", "DELETE": "delete"}
 RESETS_GPUS = frozenset({f"{verb} gpuresets" for verb in ("list", "get", "create", "delete")})
 """What the role allows beside :attr:`ApiServerStandIn.allowed`, where NVSentinel resets GPUs for the plugin."""
 PAUSES_AGENTS = frozenset({"get leases", "create leases", "patch leases"})

@@ -344,6 +344,8 @@ async def test_yield_ends_a_pause_which_the_plugin_restores_while_the_driver_is_
             service_view=cluster.node.service_view,
             epoch="yielded",
             ledger=tools.ledger,
+            journal=tools.journal,
+            clock=tools.clock,
             audit_log=tools.audit_log,
             certificates=tools.certificates,
         )

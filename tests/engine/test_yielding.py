@@ -42,6 +42,8 @@ def driverless_node(
         service_view=cluster.node.service_view,
         epoch="yielded",
         ledger=tools.ledger,
+        journal=tools.journal,
+        clock=tools.clock,
         audit_log=tools.audit_log,
         certificates=tools.certificates,
         remaining_children=lambda: remaining,

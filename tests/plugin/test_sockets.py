@@ -61,8 +61,9 @@ async def test_only_the_plugins_own_dead_sockets_are_removed(short_tmp: Path) ->
         assert await has_listener(alive, timeout=5.0)
         assert not await has_listener(dead, timeout=5.0)
         just_now = dead.lstat().st_mtime
-        assert await remove_stale_sockets(short_tmp, "scrubber-gpu", older_than=1.0, now=just_now) == []
-        assert await remove_stale_sockets(short_tmp, "scrubber-gpu", older_than=1.0, now=just_now + 60) == [dead]
+        own = list(short_tmp.glob("scrubber-gpu-*"))
+        assert await remove_stale_sockets(own, older_than=1.0, now=just_now) == []
+        assert await remove_stale_sockets(own, older_than=1.0, now=just_now + 60) == [dead]
     assert sorted(path.name for path in short_tmp.iterdir()) == sorted([alive.name, other.name, file.name])
 
 

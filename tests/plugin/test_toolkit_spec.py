@@ -15,8 +15,8 @@ from plugin.logs import create_logger
 from plugin.nvidia.cdi import SPEC_FILE_NAME, CdiPublisher
 from plugin.nvidia.driver_files import CdiHook, DriverRoot
 from plugin.nvidia.injection import ListStrategy, NvidiaInjection
+from tests.cdi_rules import errors_of
 from tests.gpus import DRIVER, gpu, install_driver
-from tests.plugin.test_cdi import errors_of
 
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 MOUNTED = {"options": ["ro", "nosuid", "nodev", "rbind", "rprivate"]}

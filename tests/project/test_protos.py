@@ -3,10 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from plugin.api import deviceplugin_pb2, nvsentinel_pb2, pluginregistration_pb2
+from plugin.api import (
+    deviceplugin_pb2,
+    dra_health_pb2,
+    dra_v1_pb2,
+    dra_v1beta1_pb2,
+    nvsentinel_pb2,
+    pluginregistration_pb2,
+)
 from scrubber.wire import podresources_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +50,9 @@ def test_every_generated_file_has_a_proto_file(regenerated: tuple[Path, list[str
     ("module", "path", "package"),
     [
         (deviceplugin_pb2, "plugin/api/deviceplugin.proto", "v1beta1"),
+        (dra_v1_pb2, "plugin/api/dra_v1.proto", "k8s.io.kubelet.pkg.apis.dra.v1"),
+        (dra_v1beta1_pb2, "plugin/api/dra_v1beta1.proto", "k8s.io.kubelet.pkg.apis.dra.v1beta1"),
+        (dra_health_pb2, "plugin/api/dra_health.proto", "v1alpha1"),
         (pluginregistration_pb2, "plugin/api/pluginregistration.proto", "pluginregistration"),
         (nvsentinel_pb2, "plugin/api/nvsentinel.proto", "datamodels"),
         (podresources_pb2, "scrubber/wire/podresources.proto", "v1"),
@@ -94,3 +105,47 @@ def test_protobuf_field_numbers_match_nvsentinels() -> None:
     assert read.processingStrategy == nvsentinel_pb2.STORE_ONLY
     service = nvsentinel_pb2.DESCRIPTOR.services_by_name["PlatformConnector"]
     assert f"/{service.full_name}/{service.methods[0].name}" == "/datamodels.PlatformConnector/HealthEventOccurredV1"
+
+
+@pytest.mark.parametrize("dra", [dra_v1_pb2, dra_v1beta1_pb2], ids=["v1", "v1beta1"])
+def test_protobuf_field_numbers_match_the_kubelets_dra_protocol(dra: Any) -> None:
+    """Messages written field by field as the kubelet would, in both versions of the protocol."""
+    claim = b"\x0a\x02ns\x12\x01u\x1a\x04name"  # namespace 1, uid 2, name 3
+    request = b"\x0a" + bytes([len(claim)]) + claim
+    for message in (dra.NodePrepareResourcesRequest, dra.NodeUnprepareResourcesRequest):
+        (read,) = message.FromString(request).claims
+        assert (read.namespace, read.uid, read.name) == ("ns", "u", "name")
+
+    device = b"\x0a\x01r\x12\x01p\x1a\x01d\x22\x05k.d=x\x2a\x01s"  # request_names 1 … share_id 5
+    claims_entry = (
+        b"\x0a\x01u\x12" + bytes([len(device) + 2 + 3]) + b"\x0a" + bytes([len(device)]) + device + b"\x12\x01e"
+    )
+    prepared = dra.NodePrepareResourcesResponse.FromString(b"\x0a" + bytes([len(claims_entry)]) + claims_entry).claims
+    (given,) = prepared["u"].devices
+    assert prepared["u"].error == "e"
+    assert (list(given.request_names), given.pool_name, given.device_name) == (["r"], "p", "d")
+    assert (list(given.cdi_device_ids), given.share_id) == (["k.d=x"], "s")
+
+    released = dra.NodeUnprepareResourcesResponse.FromString(b"\x0a\x08\x0a\x01u\x12\x03\x0a\x01e").claims
+    assert released["u"].error == "e"
+
+    service = dra.DESCRIPTOR.services_by_name["DRAPlugin"]
+    assert [each.name for each in service.methods] == ["NodePrepareResources", "NodeUnprepareResources"]
+
+
+def test_protobuf_field_numbers_match_the_kubelets_health_stream() -> None:
+    raw = (
+        b"\x0a\x06\x0a\x01p\x12\x01d"  # device 1: pool_name 1, device_name 2
+        b"\x10\x02"  # health 2: unhealthy
+        b"\x18\x07"  # last_updated_time 3
+        b"\x20\x1e"  # health_check_timeout_seconds 4
+        b"\x2a\x01m"  # message 5
+    )
+    response = dra_health_pb2.NodeWatchResourcesResponse.FromString(b"\x0a" + bytes([len(raw)]) + raw)
+    (read,) = response.devices
+    assert (read.device.pool_name, read.device.device_name, read.message) == ("p", "d", "m")
+    assert (read.health, read.last_updated_time) == (dra_health_pb2.UNHEALTHY, 7)
+    assert read.health_check_timeout_seconds == 30
+    service = dra_health_pb2.DESCRIPTOR.services_by_name["DRAResourceHealth"]
+    assert f"/{service.full_name}/{service.methods[0].name}" == "/v1alpha1.DRAResourceHealth/NodeWatchResources"
+    assert service.methods[0].server_streaming

@@ -26,10 +26,11 @@ from scrubber.engine.agent_pauses import AgentPauses
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.node import Node
-from scrubber.engine.views import HandOverCall
+from scrubber.engine.views import GrantedDevice, HandOverCall
 from scrubber.ports.device import AgentControl, ConfidentialComputing
 from scrubber.ports.record import LedgerChange
 from scrubber.ports.runtime import NOOP_TRACER, Tracer
+from tests.simulation.claims import DRIVER, ClaimDriver
 from tests.simulation.erasing import Erasers, Erasing, SimulatedEraser
 from tests.simulation.kubelet import START_SECONDS, Gone, Kubelet, Tenant
 from tests.simulation.laws import Laws
@@ -107,6 +108,20 @@ class SimulatedCluster:
             now=self.clock.monotonic,
             wall=self.clock.wall,
             late=lambda: 2 * self.pace.health,
+        )
+        self.claims = ClaimDriver(
+            self.kubelet,
+            service=self._serving_service,
+            granted=self._claim_granted,
+            refused=self.laws.refused,
+            boot=lambda: self.identity.boot,
+            breach=self.laws.breach,
+            released=lambda claim: self.laws.claim_released(claim.uid, claim.devices, claim.withheld),
+        )
+        self.kubelet.claim_ended = lambda tenant, ordered: self.claims.ended(tenant, ordered=ordered)
+        self.kubelet.claim_name = lambda uid: (
+            DRIVER,
+            next(each.name for each in self.claims.claims if each.uid == uid),
         )
         self._unseen: set[str] = set()
 
@@ -308,7 +323,19 @@ class SimulatedCluster:
 
     # -- callbacks -------------------------------------------------------------------------------------------------
 
+    def _serving_service(self) -> Service:
+        if self.service is None or not self.serving:
+            raise Gone
+        return self.service
+
+    def _claim_granted(self, tenant: Tenant, answer: tuple[GrantedDevice, ...]) -> None:
+        self.laws.granted(tenant, answer)
+        tenant.unjudged = tenant.unjudged or any(each.basis in UNCONDITIONAL_BASES for each in answer)
+
     async def _pre_start(self, tenant: Tenant) -> None:
+        if tenant.claim is not None:
+            await self.claims.before_start(tenant)
+            return
         if self.service is None:
             raise Gone
         unseen = frozenset(self._unseen & set(tenant.devices))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from scrubber.domain.evidence import Outcome, PathKind
 from scrubber.domain.health.history import DAY
-from scrubber.domain.policy import Enforcement, Policy, QuarantineTiming
+from scrubber.domain.policy import Enforcement, Policy, QuarantineTiming, SharingMode
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import ADVERTISED, Health, Hygiene, RecoveryMethod
 from scrubber.engine.views import DeviceView
@@ -150,7 +150,8 @@ class HealthLaws:
             if view.advertised and not why:
                 self._breach("1", f"{record.device} is offered while {record.health.value}")
             held = record.hygiene in (Hygiene.DIRTY, Hygiene.SCRUBBING)
-            kept_back = view.withheld and (held or record.device in self._reported)
+            crowded = view.policy.sharing is SharingMode.NEVER and any(len(c.pods) > 1 for c in record.prepared_claims)
+            kept_back = view.withheld and (held or crowded or record.device in self._reported)
             if record.advertised and not view.advertised and not kept_back:
                 self._breach("7", f"{record.device} is {record.health.value} and not offered")
 

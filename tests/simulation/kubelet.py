@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from scrubber.domain.assignment import Assignment, KubeletReading, Pod, Trust
+from scrubber.domain.assignment import Assignment, KubeletReading, ListedClaim, Pod, Trust
 from scrubber.domain.errors import ScrubberError
 from tests.simulation.life import start_outside_service
 from tests.simulation.process_table import Proc, ProcessTable
 
-__all__ = ["START_SECONDS", "Gone", "Kubelet", "Tenant"]
+__all__ = ["RETRY_AFTER", "START_SECONDS", "Gone", "Kubelet", "Tenant"]
 
 PRE_START_DEADLINE = 30.0
 RETRY_AFTER = 2.0
@@ -43,6 +43,7 @@ class Tenant:
             by holding a device.
         unjudged: it was granted a device regardless of its state.
         refusals: errors of PreStart since the last start.
+        claim: UID of the claim by which it has its devices; None where a device plugin assigned them.
     """
 
     pod: Pod
@@ -59,6 +60,7 @@ class Tenant:
     unnamed: bool = False
     unjudged: bool = False
     refusals: list[ScrubberError] = field(default_factory=list)
+    claim: str | None = None
     sandbox: Proc | None = None
     first: Proc | None = None
     exited: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,6 +99,11 @@ class Kubelet:
         delay: additional seconds for every query.
         longest_pause: maximum seconds between two attempts to start a container; pauses double up to this.
         unlogged: UIDs of pods whose containers' log files do not exist yet.
+        prepared_claims: UIDs of the claims that the kubelet remembers as prepared, in memory.
+        listed_claims: UIDs of the claims in its checkpoint, which it lists with their devices.
+        claim_ended: called when a pod with a claim ends, and whether its containers have ended; returns what to wait for
+            before the pod is removed.
+        claim_name: returns the driver and the name of a claim.
     """
 
     def __init__(
@@ -118,6 +125,10 @@ class Kubelet:
         self.delay = 0.0
         self.longest_pause = RETRY_AFTER
         self.unlogged: set[str] = set()
+        self.prepared_claims: set[str] = set()
+        self.listed_claims: set[str] = set()
+        self.claim_ended: Callable[[Tenant, bool], Awaitable[None] | None] = lambda tenant, ordered: None
+        self.claim_name: Callable[[str], tuple[str, str]] = lambda uid: ("", uid)
         self.tenants: list[Tenant] = []
         self._uids = 0
 
@@ -133,6 +144,7 @@ class Kubelet:
         starts_after: float = START_SECONDS,
         opens_after: float = 0.0,
         starts: bool = True,
+        claim: str | None = None,
     ) -> Tenant:
         """Admit a pod that was allocated ``devices``; its worker starts at once, unless the test sends its requests."""
         self._uids += 1
@@ -142,12 +154,17 @@ class Kubelet:
             ("init", "main") if init else ("main",),
             starts_after,
             opens_after,
+            claim=claim,
         )
         tenant.sandbox = self._process_table.start(tenant.uid, f"{tenant.uid}/sandbox", "", sandbox=True)
         self.tenants.append(tenant)
         if starts:
-            tenant.worker = start_outside_service(self._work(tenant), f"pod {tenant.uid}")
+            self.start_worker(tenant)
         return tenant
+
+    def start_worker(self, tenant: Tenant) -> None:
+        """Start what runs the containers of ``tenant``."""
+        tenant.worker = start_outside_service(self._work(tenant), f"pod {tenant.uid}")
 
     def free(self) -> list[str]:
         """Return the unallocated devices."""
@@ -218,19 +235,32 @@ class Kubelet:
     async def _complete(self, tenant: Tenant) -> None:
         await asyncio.sleep(COMPLETED_STAYS_LISTED)
         self._tear_down(tenant)
+        await self._remove(tenant)
+
+    async def _remove(self, tenant: Tenant) -> None:
+        """Remove a pod whose containers have ended, after its claim was unprepared."""
+        pending = None if tenant.claim is None else self.claim_ended(tenant, True)
+        if pending is not None:
+            await pending
         self._give_up(tenant)
 
     def delete(self, tenant: Tenant) -> None:
         """Delete with grace: the processes end before the kubelet removes the pod; escaped children live on."""
         self._cancel(tenant)
         self._tear_down(tenant)
-        self._give_up(tenant)
+        if tenant.claim is None:
+            self._give_up(tenant)
+        elif not tenant.complete:
+            tenant.complete = True
+            start_outside_service(self._remove(tenant), f"removal {tenant.uid}")
 
     def force_delete(self, tenant: Tenant, lives_on: float) -> None:
         """Remove the pod from the kubelet at once; its processes live on, and a pending start may still happen."""
         if not tenant.starting:
             self._cancel(tenant)
         self._give_up(tenant)
+        if tenant.claim is not None:
+            self.claim_ended(tenant, False)
 
         async def end() -> None:
             await asyncio.sleep(lives_on)
@@ -260,6 +290,7 @@ class Kubelet:
 
     def reboot(self) -> None:
         """End every process; the remaining pods start from the beginning."""
+        self.prepared_claims.clear()
         for tenant in self.tenants:
             self._cancel(tenant)
         for proc in self._process_table.living():
@@ -269,11 +300,17 @@ class Kubelet:
             if not tenant.listed:
                 continue
             if tenant.complete:
-                self._give_up(tenant)
-                continue
+                if tenant.claim is None:
+                    self._give_up(tenant)
+                continue  # its claim is being unprepared
             tenant.running, tenant.starting, tenant.stage = False, False, 0
             tenant.sandbox = self._process_table.start(tenant.uid, f"{tenant.uid}/sandbox", "", sandbox=True)
             tenant.worker = start_outside_service(self._work(tenant), f"pod {tenant.uid}")
+
+    def restart(self) -> None:
+        """Start the kubelet again: its memory is lost, its checkpoint is not."""
+        self.starts += 1
+        self.prepared_claims.clear()
 
     def starts_of(self, pod: Pod) -> Mapping[str, int]:
         """Return how often each container of ``pod`` was started, according to its logs."""
@@ -290,11 +327,26 @@ class Kubelet:
         if self.trust is Trust.UNREADABLE:
             return KubeletReading(self.trust, started_at=now, untrusted_reason="the kubelet does not answer")
         alive = [tenant for tenant in self.tenants if tenant.listed]
-        main = tuple(Assignment(tenant.pod, "main", frozenset(tenant.devices)) for tenant in alive)
+        main = tuple(
+            Assignment(
+                tenant.pod,
+                "main",
+                frozenset(tenant.devices if tenant.claim is None or tenant.claim in self.listed_claims else ()),
+                "" if tenant.claim is None else self.claim_name(tenant.claim)[0],
+            )
+            for tenant in alive
+        )
+        claims = tuple(
+            ListedClaim(
+                tenant.pod, self.claim_name(tenant.claim)[0], tenant.pod.namespace, self.claim_name(tenant.claim)[1]
+            )
+            for tenant in alive
+            if tenant.claim in self.listed_claims and tenant.claim is not None
+        )
         init = tuple(
             Assignment(tenant.pod, "init", frozenset(tenant.devices)) for tenant in alive if "init" in tenant.stages
         )
         if self.trust is Trust.EMPTY_AFTER_RESTART:
             reason = "the kubelet has just started and lists nothing"
             return KubeletReading(self.trust, (), (*main, *init), now, reason, kubelet_instance=str(self.starts))
-        return KubeletReading(self.trust, main, init, now, kubelet_instance=str(self.starts))
+        return KubeletReading(self.trust, main, init, now, kubelet_instance=str(self.starts), claims=claims)

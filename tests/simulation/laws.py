@@ -8,6 +8,7 @@ are none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from scrubber.domain.assignment import Pod
 from scrubber.domain.errors import ScrubberError
@@ -97,7 +98,7 @@ class Laws:
         return tenant is not None and tenant.unjudged
 
     def _may_see(self, reader: str, writer: str) -> bool:
-        if reader == writer:
+        if reader == writer or self._share_a_claim(reader.split("/")[1:2], writer.split("/")[1:2]):
             return True
         reader_space, reader_uid, reader_start = reader.split("/")
         writer_space, writer_uid, writer_start = writer.split("/")
@@ -105,6 +106,19 @@ class Laws:
         if reader_uid == writer_uid and reader_start.split("#")[0] == writer_start.split("#")[0]:
             return proofs["same-container"] is RequiredProof.CHECKS
         return reader_space == writer_space and proofs["same-tenant"] is RequiredProof.CHECKS
+
+    def _unnamed(self, tenant: Tenant) -> bool:
+        """Return whether only its holding a device tells that the pod has it.
+
+        No source named it, or no source named it as a further pod of its claim while it lived.
+        """
+        return tenant.unnamed or (tenant.claim is not None and tenant.pod not in self._ledger_store.claim_pods)
+
+    def _share_a_claim(self, one: list[str], other: list[str]) -> bool:
+        """Return whether pods of these UIDs have their devices by the same claim: its data is theirs."""
+        tenants = [self._kubelet.of(uid) for uid in (*one, *other)]
+        claims = {None if tenant is None else tenant.claim for tenant in tenants}
+        return len(tenants) == 2 and len(claims) == 1 and None not in claims
 
     def _unauthorized_processes(self, device: str, uid: str | None) -> list[Proc]:
         """Return living processes of other pods that may use the device, except allowed infrastructure.
@@ -114,9 +128,11 @@ class Laws:
         found = []
         for proc in self._process_table.living():
             allowed = proc.agent is HolderKind.INFRASTRUCTURE
+            if uid is not None and proc.pod is not None and self._share_a_claim([uid], [proc.pod]):
+                continue
             if device in proc.mounted and proc.pod not in (None, uid) and not proc.sandbox and not allowed:
                 tenant = self._kubelet.of(proc.pod)
-                if device in proc.holds or tenant is None or not tenant.unnamed:
+                if device in proc.holds or tenant is None or not self._unnamed(tenant):
                     found.append(proc)
         return found
 
@@ -162,11 +178,12 @@ class Laws:
         if tenant is None or tenant.pod != pod:
             self.breach("5", f"PID {proc.pid} is signalled as {pod}'s and is not")
             return
-        if tenant.gone_since is None:
+        if tenant.gone_since is None and not (tenant.claim is not None and tenant.complete):
             self.breach("5", f"PID {proc.pid} of {proc.label} is signalled while the kubelet has its pod")
             return
         same_start = (each for each in self._process_table.living(proc.pod) if each.container == proc.container)
-        grace_over = self._now() - tenant.gone_since >= self._policy().limits.leftover_grace_period
+        gone_since = self._now() if tenant.gone_since is None else tenant.gone_since
+        grace_over = self._now() - gone_since >= self._policy().limits.leftover_grace_period
         if any(each.first for each in same_start) and not grace_over:
             self.breach("5", f"PID {proc.pid} of {proc.label} is signalled within its grace")
 
@@ -232,7 +249,10 @@ class Laws:
     def _one_granted(self, tenant: Tenant, answer: GrantedDevice) -> None:
         device = answer.device
         record, grant = self._ledger_store.records[device], self._ledger_store.grants.get((device, answer.grant))
-        if grant is None or record.last_grant != grant or record.hygiene is not Hygiene.IN_USE:
+        last = record.last_grant
+        if grant is not None and grant.claim is not None and last is not None:
+            last = replace(last, claim=grant.claim)  # its pods may be others since
+        if grant is None or last != grant or record.hygiene is not Hygiene.IN_USE:
             self.breach("2", f"{device} is answered as granted and the ledger does not say so")
             return
         if grant.pod is not None and grant.pod != tenant.pod:
@@ -259,6 +279,13 @@ class Laws:
             or slow.policy_digest not in _digests(self._policy())
         ):
             self.breach("1", f"{device}: grant {grant.sequence} rests on {slow}, which is not of its time")
+
+    def claim_released(self, uid: str, devices: Iterable[str], withheld: Iterable[str]) -> None:
+        """Unprepare succeeded: its devices are clean, or have another grant or none since, or are out of service."""
+        for device in set(devices) - set(withheld):
+            record = self._ledger_store.records[device]
+            if record.claim(uid) is not None and self._policy().enforcement is not Enforcement.OBSERVE:
+                self.breach("dra", f"{device} is {record.state} with a grant of {uid}, which was unprepared")
 
     def refused(self, error: ScrubberError) -> None:
         """A pod's status names device, state and scrub, never another tenant, namespace, process or command."""

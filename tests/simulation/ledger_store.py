@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from scrubber.adapters.ledger.memory import MemoryLedger
 from scrubber.domain.agent_pause import AgentPauseRecord
+from scrubber.domain.assignment import Pod
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import Certificate, ScrubRecord
 from scrubber.domain.record import DeviceRecord, Grant
@@ -34,6 +35,7 @@ class LedgerStore:
     Attributes:
         refuses: the error message of every write, or None.
         records, grants, certificates, scrubs, agent_pause: what is stored.
+        claim_pods: pods that a claim in the ledger named at any time.
         granting, scrubbing: called when a grant, or the start of a scrub, has just become durable.
     """
 
@@ -49,6 +51,7 @@ class LedgerStore:
         self.certificates: dict[str, Certificate] = {}
         self.scrubs: dict[str, ScrubRecord] = {}
         self.events: list[Event] = []
+        self.claim_pods: set[Pod] = set()
         self.agent_pause = AgentPauseRecord()
         self.granting: Callable[[], object] | None = None
         self.scrubbing: Callable[[], object] | None = None
@@ -73,6 +76,9 @@ class LedgerStore:
         self.certificates |= {certificate.id: certificate for certificate in change.certificates}
         self.scrubs |= {scrub.id: scrub for scrub in change.scrubs}
         self.events += change.events
+        self.claim_pods |= {
+            pod for record in change.records for grant in record.open_grants if grant.claim for pod in grant.pods
+        }
         self.agent_pause = self.agent_pause if change.agent_pause is None else change.agent_pause
         self._stored(change)
         if change.grants and self.granting is not None:

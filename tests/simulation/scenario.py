@@ -186,6 +186,43 @@ class Scenario:
             self.cluster.kubelet.force_delete(tenant, lives_on)
         await self.a_pod_is_admitted(namespace, "follower-0", device_count, "plain")
 
+    # -- claims ----------------------------------------------------------------------------------------------------
+
+    def a_claim_is_allocated(self, namespace: str, name: str, device_count: int, kind: str) -> None:
+        """Allocate free devices to a claim, and admit a pod with it. ``kind``: plain or late (to start)."""
+        cluster = self.cluster
+        free = [device for device in cluster.kubelet.free() if self._advertised(device)]
+        names = {(each.pod.namespace, each.pod.name) for each in cluster.kubelet.tenants if each.listed}
+        if free and (namespace, name) not in names:
+            claim = cluster.claims.allocate(namespace, free[:device_count])
+            cluster.claims.admit(claim, name, starts_after=2.0 if kind == "late" else START_SECONDS)
+
+    def a_claim_follows_another(self, namespace: str, choice: int, writes: bool, lives_on: float) -> None:
+        """Delete a pod by force; it lives on, and the scheduler gives its devices to another claim at once."""
+        tenant = self._listed(choice)
+        if tenant is not None:
+            if writes:
+                self.cluster.write_all(tenant)
+            self.cluster.kubelet.force_delete(tenant, lives_on)
+        self.a_claim_is_allocated(namespace, "follower-0", 1, "plain")
+
+    def a_pod_shares_a_claim(self, choice: int, name: str) -> None:
+        """Admit one more pod with a claim that is in use; the kubelet does not call Prepare for it."""
+        living = self.cluster.claims.living()
+        names = {(each.pod.namespace, each.pod.name) for each in self.cluster.kubelet.tenants if each.listed}
+        if living:
+            claim = living[choice % len(living)]
+            if (claim.namespace, name) not in names:
+                self.cluster.claims.admit(claim, name)
+
+    async def the_driver_reports_pods(self, choice: int) -> None:
+        """Let the driver report the pods for which a claim is reserved."""
+        living, service = self.cluster.claims.living(), self.cluster.service
+        if living and service is not None and self.cluster.serving:
+            claim = living[choice % len(living)]
+            pods = [each.pod for each in claim.tenants if each.listed]
+            service.life.start(_quietly(service.node.claims.set_pods(claim.uid, pods)), "report")
+
     def a_pod_writes_everywhere(self, choice: int) -> None:
         tenants = [
             tenant for tenant in self.cluster.kubelet.tenants if any(self.cluster.process_table.living(tenant.uid))
@@ -320,7 +357,7 @@ class Scenario:
             cluster.process_table.end(process)
 
     def the_kubelet_starts_again(self) -> None:
-        self.cluster.kubelet.starts += 1
+        self.cluster.kubelet.restart()
 
     def hosts_leave(self) -> None:
         """End all processes of the host."""
@@ -382,7 +419,9 @@ class Scenario:
             if tenant is None or proc.sandbox:
                 continue
             current = tenant.running and proc is tenant.first
-            if (tenant.listed and not current) or (tenant.unnamed and not tenant.listed):
+            # A pod that shared a claim for a moment may have been neither reported nor listed.
+            unnamed = tenant.unnamed or (tenant.claim is not None and tenant.pod not in cluster.ledger_store.claim_pods)
+            if (tenant.listed and not current) or (unnamed and not tenant.listed):
                 # Leftovers of a living pod are its own to end, and for an unidentified pod nothing can be proved.
                 cluster.process_table.end(proc)
 
@@ -400,6 +439,7 @@ class _EndWell:
         await cluster.run(10.0)  # pending events have arrived
         if any(_needs_reboot(record) for record in cluster.ledger_store.records.values()):
             cluster.reboot()
+        self._end_pods_that_only_the_driver_named()
         await self._eventually(lambda record: not self._needs_an_operator(record))
         for device, record in list(cluster.ledger_store.records.items()):
             if self._needs_an_operator(record):
@@ -410,6 +450,16 @@ class _EndWell:
                 cluster.kubelet.delete(tenant)
         await self._eventually(lambda record: True)
         await cluster.until(lambda: all(_at_rest(record) for record in cluster.ledger_store.records.values()), 300.0)
+
+    def _end_pods_that_only_the_driver_named(self) -> None:
+        """End, as an operator has to, what is left of pods for which the kubelet never listed their released claim."""
+        cluster = self._cluster
+        claims = [grant.claim for record in cluster.ledger_store.records.values() for grant in record.open_grants]
+        named = {pod for each in claims if each and not each.is_prepared for pod in {*each.pods} - {*each.listed_pods}}
+        for tenant in cluster.kubelet.tenants:
+            if tenant.pod in named and tenant.gone_since is not None:
+                for proc in cluster.process_table.living(tenant.pod.uid):
+                    cluster.process_table.end(proc)
 
     def _needs_an_operator(self, record: DeviceRecord) -> bool:
         """Return whether the device needs an operator, or rests until the next day (an operator need not wait)."""

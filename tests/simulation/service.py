@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scrubber.domain.agent_pause import PauseReport
 from scrubber.domain.device import Device
@@ -21,7 +21,14 @@ from scrubber.engine.loops.reconcile import add_device, reconcile
 from scrubber.engine.loops.recovery import run_recovery_loops
 from scrubber.engine.loops.usage import watch_use
 from scrubber.engine.node import Node
-from scrubber.engine.views import GrantedDevice, HandOverCall, ScrubUpdate, ServiceView
+from scrubber.engine.views import (
+    ClaimRelease,
+    GrantedDevice,
+    HandOverCall,
+    PrepareClaimCall,
+    ScrubUpdate,
+    ServiceView,
+)
 from scrubber.engine.yielding import YieldControl
 from scrubber.ports.device import Inventory
 from tests.simulation.kubelet import Gone
@@ -115,7 +122,7 @@ class Service:
         self.ready.set()
 
         async def greet(device: Device) -> None:
-            await add_device(self.node, device, state, dependencies=tools)
+            await add_device(self.node, device, dependencies=tools)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(tools.agent_pauses.run(), name="agent pauses")
@@ -145,7 +152,22 @@ class Service:
         """
         if not self.life.alive:
             raise Gone
-        handler = self.life.start(self.node.hand_over(call), f"hand over {call.devices}")
+        return await self._answer(self.node.hand_over(call), f"hand over {call.devices}")
+
+    async def prepare_claim(self, call: PrepareClaimCall) -> tuple[GrantedDevice, ...]:
+        """Request like the driver; as :meth:`hand_over`."""
+        if not self.life.alive:
+            raise Gone
+        return await self._answer(self.node.claims.prepare(call), f"prepare {call.claim.uid}")
+
+    async def unprepare_claim(self, uid: str, wait: float) -> ClaimRelease:
+        """Request like the driver; as :meth:`hand_over`."""
+        if not self.life.alive:
+            raise Gone
+        return await self._answer(self.node.claims.unprepare(uid, wait), f"unprepare {uid}")
+
+    async def _answer(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        handler = self.life.start(work, name)
         try:
             await asyncio.wait({handler})
         except asyncio.CancelledError:

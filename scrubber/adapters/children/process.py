@@ -222,8 +222,8 @@ class Child:
         self._kill_task: asyncio.Task[bool] | None = None
         self._abandoned = False
 
-    async def call(self, message: Message, deadline: float) -> Message:
-        """Send ``message`` and wait ``deadline`` seconds for the answer.
+    async def call(self, message: Message, deadline: float, descriptors: Sequence[int] = ()) -> Message:
+        """Send ``message``, with copies of ``descriptors``, and wait ``deadline`` seconds for the answer.
 
         After an error or a cancellation, kill the child: the next answer would be the one to this request.
 
@@ -234,7 +234,7 @@ class Child:
             TimeoutError: No answer in time.
             ChildDied: There will be no answer.
         """
-        return await self._within(self._exchange(message), deadline)
+        return await self._within(self._exchange(message, descriptors), deadline)
 
     async def receive_within(self, deadline: float) -> Message:
         """Return the next message within ``deadline`` seconds; stalls of the event loop are treated as in :meth:`call`.
@@ -245,8 +245,8 @@ class Child:
         """
         return await self._within(self.receive(), deadline)
 
-    async def _exchange(self, message: Message) -> Message:
-        await self.send(message)
+    async def _exchange(self, message: Message, descriptors: Sequence[int]) -> Message:
+        await self.send(message, descriptors)
         return await self.receive()
 
     async def _within(self, conversation: Coroutine[object, object, Message], deadline: float) -> Message:

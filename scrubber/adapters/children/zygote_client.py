@@ -143,9 +143,8 @@ class Zygote:
         for last in (False, True):
             process = await self._running_process()
             try:
-                async with asyncio.timeout(self._children.start_timeout):
-                    await process.send(message, descriptors)
-                    pid = parse_answer(await process.receive()).get("pid")
+                answer = await process.call(message, self._children.start_timeout, descriptors)
+                pid = parse_answer(answer).get("pid")
                 if not isinstance(pid, int) or pid <= 0:
                     raise ChildDied(f"it returned the invalid PID {pid!r}")
                 return pid, process.take_descriptors()

@@ -12,6 +12,7 @@ from scrubber.adapters.kubelet.crosscheck import (
     ListedPod,
     assignments_of,
     checkpoint_only_assignments,
+    listed_claims,
     missing_pods,
     pods_with_unmapped_ids,
     pods_without_devices,
@@ -155,6 +156,7 @@ class KubeletAssignments:
             caveats=remarks,
             not_yet_listed=frozenset(pod for pod in unlisted if not {pod, replace(pod, uid=None)} & self._listed_pods),
             shares=shares_of(listed or (), checkpoint, logs, ours),
+            claims=listed_claims(listed or (), checkpoint, logs),
             with_unmapped_ids=pods_with_unmapped_ids(listed or (), checkpoint, logs, ours),
             kubelet_instance=""
             if seen.socket is None or listed is None

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from scrubber.adapters.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from scrubber.adapters.kubelet.device_ids import DeviceIdResolver
 from scrubber.adapters.kubelet.pod_logs import PodLogs
-from scrubber.domain.assignment import Assignment, Pod, Share
+from scrubber.domain.assignment import Assignment, ListedClaim, Pod, Share
 
 __all__ = [
     "ClaimedDevice",
     "ListedPod",
     "assignments_of",
     "checkpoint_only_assignments",
+    "listed_claims",
     "missing_pods",
     "pods_with_unmapped_ids",
     "pods_without_devices",
@@ -28,11 +29,19 @@ ResourceDevice = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device that a DRA driver allocated to a container: its name in the driver, and the CDI names that inject it."""
+    """A device that a DRA driver allocated to a container by a claim.
+
+    Attributes:
+        name: its name in the driver.
+        cdi_names: the CDI names that inject it.
+        claim_namespace, claim_name: the claim; its UID is not listed.
+    """
 
     driver: str
     name: str
     cdi_names: tuple[str, ...] = ()
+    claim_namespace: str = ""
+    claim_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,24 @@ def shares_of(
         for (pod, container, resource), listed_ids in found.items()
         for device, ids in sorted(resolver.shares(resource, listed_ids).items())
     )
+
+
+def listed_claims(listed: Iterable[ListedPod], checkpoint: Checkpoint, logs: PodLogs) -> tuple[ListedClaim, ...]:
+    """Return the claims of the listed pods, each once for a pod, whatever their devices are called."""
+    named = _uids_by_device(checkpoint)
+    found = {
+        ListedClaim(
+            Pod(each.namespace, each.name, _uid_of(each, named, logs)),
+            claim.driver,
+            claim.claim_namespace,
+            claim.claim_name,
+        ): None
+        for each in listed
+        for _, claims in sorted(each.claims.items())
+        for claim in sorted(claims, key=lambda one: (one.driver, one.claim_namespace, one.claim_name))
+        if claim.claim_name
+    }
+    return tuple(found)
 
 
 def missing_pods(

@@ -214,7 +214,13 @@ def _pod(pod: messages.PodResources) -> ListedPod:
             held.update((entry.resource_name, device) for device in entry.device_ids)
         for claim in container.dynamic_resources:
             claims[container.name].update(
-                ClaimedDevice(each.driver_name, each.device_name, tuple(sorted(cdi.name for cdi in each.cdi_devices)))
+                ClaimedDevice(
+                    each.driver_name,
+                    each.device_name,
+                    tuple(sorted(cdi.name for cdi in each.cdi_devices)),
+                    claim.claim_namespace,
+                    claim.claim_name,
+                )
                 for each in claim.claim_resources
             )
     return ListedPod(

@@ -27,7 +27,7 @@ from scrubber.adapters.ledger.json_codec import (
     tuple_of,
 )
 from scrubber.domain.agent_pause import AgentPause, AgentPauseRecord, LabelChange, PauseWay
-from scrubber.domain.assignment import Assignment, Pod, Process
+from scrubber.domain.assignment import Assignment, Claim, Pod, Process
 from scrubber.domain.baseline import Baseline
 from scrubber.domain.evidence import (
     Attestation,
@@ -54,6 +54,16 @@ _POD = dataclass_codec(Pod, namespace=TEXT, name=TEXT, uid=optional(TEXT))
 _ASSIGNMENT = dataclass_codec(
     Assignment, pod=_POD, container=TEXT, devices=STRING_SET, resource=TEXT, shares=STRING_SET
 )
+_CLAIM = dataclass_codec(
+    Claim,
+    uid=TEXT,
+    namespace=TEXT,
+    name=TEXT,
+    driver=TEXT,
+    pods=tuple_of(_POD),
+    listed_pods=tuple_of(_POD),
+    released_at=optional(NUMBER),
+)
 _PROCESS = dataclass_codec(Process, pid=INTEGER, started=INTEGER, container=TEXT)
 
 _GRANT = dataclass_codec(
@@ -68,6 +78,8 @@ _GRANT = dataclass_codec(
     baseline=tuple_of(_PROCESS),
     cgroups=tuple_of(TEXT),
     started=TEXT,
+    claim=optional(_CLAIM),
+    path=optional(enum_codec(PathKind)),
 )
 
 _CERTIFICATE = dataclass_codec(
@@ -131,6 +143,7 @@ _RECORD = dataclass_codec(
     limits_count_from=optional(NUMBER),
     break_glass=optional(_BREAK_GLASS),
     baseline=optional(_BASELINE),
+    admin_claims=tuple_of(_CLAIM),
 )
 
 _FINDING = dataclass_codec(

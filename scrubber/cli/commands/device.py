@@ -219,7 +219,7 @@ def _grant_rows(granted: Sequence[pb.OpenGrant], now: float) -> Sequence[Sequenc
     return [
         (
             str(each.sequence),
-            "/".join(part for part in (each.tenant, each.pod, each.container) if part) or "unknown",
+            _grantee(each),
             each.hand_over_kind or "-",
             _time_and_age(each.granted_at, now),
             each.certificate_id or (f"policy exception {each.exception}" if each.exception else "-"),
@@ -227,6 +227,15 @@ def _grant_rows(granted: Sequence[pb.OpenGrant], now: float) -> Sequence[Sequenc
         )
         for each in granted
     ]
+
+
+def _grantee(grant: pb.OpenGrant) -> str:
+    """Return the container that has the device by ``grant``, or the claim with its pod or the number of its pods."""
+    who = "/".join(part for part in (grant.tenant, grant.pod, grant.container) if part) or "unknown"
+    if not grant.HasField("claim"):
+        return who
+    pods = "" if grant.pod else f", {len(grant.claim_pods)} pods"
+    return f"{who} (claim {grant.claim.name}{pods}{', released' if grant.claim_releasing else ''})"
 
 
 def _certificate_rows(found: pb.Device, now: float) -> Rows:

@@ -146,7 +146,12 @@ def _skip_reason(device: pb.Device, path: ScrubPathChoice) -> str:
         who = tenant_name(device)
         return f"it is in use by {who}" if who else "it is in use"
     if device.open_grants:
-        had = ("/".join((each.tenant, each.pod)) if each.pod else "unknown pod" for each in device.open_grants)
+        had = (
+            "/".join((each.tenant, each.pod or f"claim {each.claim.name}"))
+            if each.pod or each.HasField("claim")
+            else "unknown pod"
+            for each in device.open_grants
+        )
         who = ", ".join(had)
         return f"no scrub has shown yet that its previous pods have ended ({who})"
     return ""

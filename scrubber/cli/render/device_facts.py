@@ -39,10 +39,11 @@ def is_in_use(device: pb.Device) -> bool:
 
 
 def tenant_name(device: pb.Device) -> str:
-    """Return namespace and pod that the device is assigned to; empty if none."""
+    """Return namespace and pod that the device is assigned to, or the claim of several pods; empty if none."""
     if not is_in_use(device):
         return ""
-    return "/".join(part for part in (device.tenant, device.pod) if part)
+    claim = f"claim {device.claim.name}" if device.HasField("claim") else ""
+    return "/".join(part for part in (device.tenant, device.pod or claim) if part)
 
 
 def probation_text(device: pb.Device) -> str:

@@ -77,6 +77,7 @@ def device(message: pb.Device) -> dict[str, Any]:
         "uninspectedProcesses": list(message.uninspected_processes),
         "holders": [_holder(each) for each in message.holders],
         "openGrants": [_open_grant(each) for each in message.open_grants],
+        "adminClaims": [_claim(each) for each in message.admin_claims],
         "conditions": [{"code": each.code, "since": rfc3339(each.since)} for each in message.conditions],
         "lifetimeCounters": dict(sorted(message.lifetime_counters.items())),
         "resetPending": message.reset_pending,
@@ -150,7 +151,13 @@ def _assignment(message: pb.Device) -> dict[str, Any]:
         "tenant": message.tenant or None,
         "pod": message.pod or None,
         "container": message.container or None,
+        "claim": _claim(message.claim) if message.HasField("claim") else None,
     }
+
+
+def _claim(message: pb.Claim | pb.ClaimPod) -> dict[str, Any]:
+    """Return the names of a claim or of one of its pods."""
+    return {"namespace": message.namespace, "name": message.name, "uid": message.uid}
 
 
 def _holder(message: pb.DeviceHolder) -> dict[str, Any]:
@@ -180,6 +187,9 @@ def _open_grant(message: pb.OpenGrant) -> dict[str, Any]:
         "grantedAt": rfc3339(message.granted_at),
         "certificateID": message.certificate_id or None,
         "exception": message.exception or None,
+        "claim": _claim(message.claim) if message.HasField("claim") else None,
+        "claimPods": [_claim(each) for each in message.claim_pods],
+        "claimReleasing": message.claim_releasing,
     }
 
 

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from scrubber.domain.assignment import Trust
+from scrubber.domain.claims import shares_against_policy
 from scrubber.domain.device import Device
 from scrubber.domain.policy import Enforcement, QuarantineTiming
 from scrubber.domain.record import DeviceRecord
@@ -120,14 +121,14 @@ class DeviceController:
         """Whether the device is advertised to the kubelet as healthy."""
         record = self.state.record
         if record.quarantined_by_operator or (record.advertised and not self.health.reported_fault):
-            return record.advertised and not self.is_withheld
+            return record.advertised and not self.is_withheld and not self.is_shared_against_policy
         policy = self.state.policy
         if policy.enforcement is Enforcement.OBSERVE:
             return True
         if policy.health.quarantine_at is not QuarantineTiming.RELEASE or record.hygiene is not Hygiene.IN_USE:
             return False
         shared = any(grant.assignment is not None and grant.assignment.shares for grant in record.open_grants)
-        return not shared and self._is_still_given()
+        return not (shared or self.is_shared_against_policy) and self._is_still_given()
 
     @property
     def is_withheld(self) -> bool:
@@ -136,17 +137,30 @@ class DeviceController:
         It would attract one pod after the other, and none could start. While it is assigned to a pod it is advertised:
         it attracts no other, and the kubelet would count an unhealthy device that is assigned twice.
         """
+        return self.is_blocked_by_a_process and not self.pods.reading.all_assignments(self.id)
+
+    @property
+    def is_blocked_by_a_process(self) -> bool:
+        """Whether a process without a grant has blocked every scrub of the device for a while."""
         since, state = self.scrubs.held_since, self.state
         if since is None or state.policy.enforcement is Enforcement.OBSERVE:
             return False
         if state.record.hygiene not in (Hygiene.DIRTY, Hygiene.SCRUBBING):
             return False
-        lasted = self._clock.monotonic() - since >= _WITHHOLD_AFTER
-        return lasted and not self.pods.reading.all_assignments(self.id)
+        return self._clock.monotonic() - since >= _WITHHOLD_AFTER
+
+    @property
+    def is_shared_against_policy(self) -> bool:
+        """Whether several pods use the device by one claim although the policy allows one pod at a time."""
+        policy = self.state.policy
+        observes = policy.enforcement is Enforcement.OBSERVE
+        return not observes and shares_against_policy(self.state.record, policy.sharing)
 
     @property
     def _withheld_message(self) -> str:
         """The message for a pod's status why the device is not advertised although it is in service, or empty."""
+        if self.is_shared_against_policy:
+            return refusals.claim_shared_message(self.id)
         if self.is_withheld:
             return refusals.withheld_message(self.id)
         if self.health.reported_fault and self.state.record.advertised and not self.advertised:
@@ -158,9 +172,7 @@ class DeviceController:
         reading = self.pods.reading
         assigned_pods = {each.pod for each in reading.all_assignments(self.id)}
         unsure = reading.trust is not Trust.TRUSTED
-        return any(
-            grant.pod is not None and (unsure or grant.pod in assigned_pods) for grant in self.state.record.open_grants
-        )
+        return any(unsure or pod in assigned_pods for grant in self.state.record.open_grants for pod in grant.pods)
 
     @property
     def refuses_allocation(self) -> bool:

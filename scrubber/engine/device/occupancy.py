@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
-from scrubber.domain.assignment import Assignment, Pod, Process
+from scrubber.domain.assignment import Assignment, Claim, Pod, Process
 from scrubber.domain.errors import DeviceBusy, DeviceFault, LedgerFailure, NotReady, Unreadable
 from scrubber.domain.evidence import Finding
 from scrubber.domain.handover_kind import Basis, HandOverKind
@@ -23,6 +23,7 @@ from scrubber.domain.telemetry import HolderKind
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.state import DeviceState
+from scrubber.engine.events import grantee_fields
 from scrubber.engine.pods import PodTracker
 from scrubber.engine.refusals import held_by_own_pod
 from scrubber.engine.unauthorized_use import UnauthorizedUseTracker
@@ -230,27 +231,37 @@ class Occupancy:
         return None
 
     async def pod_liveness(
-        self, starting_pod: Pod | None = None, *, shares: bool = False, excluded_pod: Pod | None = None
+        self,
+        starting_pod: Pod | None = None,
+        *,
+        shares: bool = False,
+        excluded_pod: Pod | None = None,
+        claim: Claim | None = None,
     ) -> list[tuple[Grant, PodLiveness]]:
-        """Return the liveness of the pod of each open grant, from what the pod tracker knows now (refresh it first).
+        """Return the liveness of the pods of each open grant, from what the pod tracker knows now (refresh it first).
+
+        A grant of a claim is returned once for each of its pods, as :meth:`~scrubber.domain.record.Grant.by_pod` does.
 
         Args:
             starting_pod, shares: as :meth:`scrubber.engine.pods.PodTracker.liveness`.
             excluded_pod: a pod to skip: checking the processes of a pod can mean a walk over all processes.
+            claim: the claim that is to be prepared: of its pods one may be about to start, so their sandboxes do not
+                count where they were granted the device otherwise.
         """
         dependencies, limits = self._dependencies, self._state.policy.limits
         found = []
-        for grant in self._state.record.open_grants:
+        for grant in [part for whole in self._state.record.open_grants for part in whole.by_pod()]:
             if excluded_pod is not None and grant.pod == excluded_pod:
                 continue
+            own = claim is not None and grant.claim is None and grant.pod in claim.pods
             where = await self._pods.liveness(
                 grant,
                 limits=limits,
                 boot=dependencies.identity.boot,
                 wall=dependencies.clock.wall(),
                 free_for=self.coverage.free_for,
-                starting_pod=starting_pod,
-                shares=shares,
+                starting_pod=grant.pod if own else starting_pod,
+                shares=shares or own,
             )
             found.append((grant, where))
         return found
@@ -371,7 +382,8 @@ class Occupancy:
                 return False
             if grant.pod is None and self._state.record.advertised:
                 return False
-            if grant.pod is not None and not where.ended and not self._pods.is_absent(grant.pod):
+            unproven = where.state is PodState.OVER and not where.ended
+            if unproven and grant.pod is not None and not self._pods.is_absent(grant.pod):
                 return False
         if not standings:
             return False
@@ -381,11 +393,38 @@ class Occupancy:
             if self._state.record.advertised:
                 raise
             held = False  # out of service and answers no query; once released, it is dirty and checked again
+        # The scrub names the holder; the claim's release would otherwise wait for it without end.
+        if all(grant.claim is not None and where.ended for grant, where in standings):
+            return True
         # A leftover explains why the device is held; otherwise a process without a grant holds it.
         if not held or any(where.state is PodState.LEFTOVER for _, where in standings):
             return True
         # No pod starts on a device that is out of service, so only this check detects a holder without a process.
         return not self._state.record.advertised and await self.is_held_without_process()
+
+    async def release_claims(self, record_before: DeviceRecord, actor: str) -> None:
+        """Release the device and its claims, which were never unprepared, by an operator's order.
+
+        Args:
+            record_before: the record that the conclusion is based on. Nothing is released if it has changed since.
+        """
+        async with self._state.lock:
+            record = self._state.record
+            if record.version != record_before.version:
+                return
+            now = self._dependencies.clock.wall()
+            after, rows = record, []
+            for grant in record.open_grants:
+                if grant.claim is not None:
+                    after = after.with_claim(grant.claim.uid, lambda claim: replace(claim, released_at=now))
+                    rows.append(
+                        Event(
+                            "claim.unprepare-requested", now, self._state.id, actor=actor, fields=grantee_fields(grant)
+                        )
+                    )
+            rows.append(Event("device.released", now, self._state.id, actor=actor, fields={"tenant": record.tenant}))
+            after = replace(after.after_release(), version=record.version + 1)
+            await self._state.commit(LedgerChange(events=tuple(rows)), after)
 
     async def adopt(self, assignment: Assignment | None = None, baseline: tuple[Process, ...] = ()) -> None:
         """Leave the device with a pod that got it without a hand-over; it is scrubbed once that pod is over.
@@ -400,7 +439,7 @@ class Occupancy:
                 return  # a scrub has begun: it finds the pod, and so does the next check
             now, grant = self._dependencies.clock.wall(), None
             if assignment is not None:
-                if record.hygiene is Hygiene.IN_USE and any(each.pod == assignment.pod for each in record.open_grants):
+                if record.hygiene is Hygiene.IN_USE and any(assignment.pod in each.pods for each in record.open_grants):
                     return  # it was granted in the meantime
                 boot = self._dependencies.identity.boot
                 grant = Grant(
@@ -412,8 +451,7 @@ class Occupancy:
                     basis=Basis.ADOPTED,
                     baseline=baseline,
                 )
-            pod = record.open_grants[-1].pod if assignment is None else assignment.pod
-            fields = {} if pod is None else {"tenant": pod.namespace, "pod": pod.name}
+            fields = grantee_fields(record.open_grants[-1] if grant is None else grant)
             event = Event("device.adopted", now, self._state.id, fields=fields)
             grants = () if grant is None else ((self._state.id, grant),)
             await self._state.commit(LedgerChange(grants=grants, events=(event,)), record.after_adoption(grant))

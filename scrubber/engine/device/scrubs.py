@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 
-from scrubber.domain.assignment import Pod
+from scrubber.domain.assignment import Claim, Pod
 from scrubber.domain.certificate import certify
 from scrubber.domain.errors import LedgerFailure, NotReady
 from scrubber.domain.evidence import Certificate, FindingCode, Outcome, PathKind, ScrubRecord, ScrubTrigger, Step
@@ -92,13 +92,17 @@ class Scrubs:
         """Seconds to delay a scrub that no start waits for: the device is repeatedly used without a grant."""
         return self._state.disturbances.pause(self._state.allocations)
 
-    async def blocker(self, starting_pod: Pod | None = None) -> NotReady | None:
+    async def blocker(self, starting_pod: Pod | None = None, claim: Claim | None = None) -> NotReady | None:
         """Return why a scrub would be blocked now; None when it may start.
 
         A blocked scrub is not repeated before its backoff has ended.
+
+        Args:
+            starting_pod: the pod whose start waits for it.
+            claim: the claim whose preparation waits for it.
         """
         held = await self._occupancy.is_held()
-        for grant, where in await self._occupancy.pod_liveness(starting_pod):
+        for grant, where in await self._occupancy.pod_liveness(starting_pod, claim=claim):
             if where.state is PodState.ALIVE:
                 return refusals.earlier_pod_running(self._state.id, grant, where, starting_pod)
         own = await self._occupancy.own_pod_refusal(starting_pod) if held and self._state.job is None else None
@@ -115,6 +119,7 @@ class Scrubs:
         *,
         actor: str = "service",
         starting_pod: Pod | None = None,
+        claim: Claim | None = None,
         recover: bool = False,
         reset_reason: str = "",
     ) -> ScrubJob:
@@ -122,6 +127,7 @@ class Scrubs:
 
         Args:
             starting_pod: the pod whose start waits for it.
+            claim: the claim whose preparation waits for it.
             recover: the device leaves quarantine for this scrub, with a reset if its cause needs one.
             reset_reason: why an operator requests a reset with it. Such a reset bypasses the daily limits and the
                 breaker; a device that recovers by such a scrub leaves quarantine for it.
@@ -174,7 +180,7 @@ class Scrubs:
                     await self._state.commit(LedgerChange(scrubs=(started,), events=tuple(rows)), after)
                 job = ScrubJob(started, operator_ordered=bool(reset_reason), previous_certificate=proved)
                 work = replace(
-                    self._context(job.id, plan=plan, record=after, starting_pod=starting_pod),
+                    self._context(job.id, plan=plan, record=after, starting_pod=starting_pod, claim=claim),
                     eraser_slot=lambda shared: self._eraser_pool.slot(shared, lambda: self._priority(job)),
                     progress=job.report_progress,
                     report_wait=job.report_wait,
@@ -203,7 +209,13 @@ class Scrubs:
         return not recover or need.action is RecoveryAction.RECOVER
 
     def _context(
-        self, scrub: str, *, plan: ScrubPlan, record: DeviceRecord, starting_pod: Pod | None = None
+        self,
+        scrub: str,
+        *,
+        plan: ScrubPlan,
+        record: DeviceRecord,
+        starting_pod: Pod | None = None,
+        claim: Claim | None = None,
     ) -> ScrubContext:
         return ScrubContext(
             scrub=scrub,
@@ -213,7 +225,7 @@ class Scrubs:
             policy=self._state.policy,
             dependencies=self._dependencies,
             pods=self._pods,
-            pod_liveness=lambda: self._occupancy.pod_liveness(self._state.pod_if_starting(starting_pod)),
+            pod_liveness=lambda: self._occupancy.pod_liveness(self._state.pod_if_starting(starting_pod), claim=claim),
             unauthorized_use=self._occupancy.unauthorized_use,
             keep_out_of_use=self._keep_out_of_use,
             starting_pod=starting_pod,

@@ -7,10 +7,11 @@ kubelet no longer lists the pod.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 
 from scrubber.domain.assignment import KubeletReading, Pod, Trust, presumed_sandbox
-from scrubber.domain.errors import ScrubberError, Unreadable
+from scrubber.domain.errors import LedgerFailure, ScrubberError, Unreadable
 from scrubber.domain.states import Hygiene
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
@@ -46,6 +47,8 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
             )
         kubelet, before = reading.kubelet_instance or kubelet, reading if reading.kubelet_instance else before
         if reading.trust is not Trust.UNREADABLE:
+            with suppress(LedgerFailure):  # repeated in the next round
+                await node.claims.add_listed_pods(reading)
             reported = await _report_other_assignments(node, reading, reported, dependencies)
         looks = [
             run_check(controller, partial(_check_pods, controller, reading, dependencies)) for controller in controllers
@@ -68,11 +71,12 @@ async def follow_pod_ends(node: Node, *, dependencies: Dependencies) -> None:
         while True:
             # The container that was started is part of the key: the pod may have ended before it was identified.
             starts = {
-                (grant.pod, grant.started)
+                (pod, grant.started)
                 for record in node.devices.records()
                 if record.hygiene is Hygiene.IN_USE
                 for grant in record.open_grants
-                if grant.pod is not None and grant.pod.uid is not None
+                for pod in grant.pods
+                if pod.uid is not None
             }
             for start in following.keys() - starts:
                 following.pop(start).cancel()
@@ -124,7 +128,7 @@ async def _follow_pod_end(node: Node, pod: Pod, failures: _WatchFailures, depend
             checks = [
                 run_check(controller, partial(_note_container_end, controller))
                 for controller in node.devices.controllers.values()
-                if any(grant.pod == pod for grant in controller.state.record.open_grants)
+                if any(pod in grant.pods for grant in controller.state.record.open_grants)
             ]
             await asyncio.gather(*checks)
             await asyncio.wait({ended})
@@ -148,7 +152,9 @@ async def _void_after_restart(
         before, after: the last readings before and after the restart.
     """
     record = controller.state.record
-    granted = {grant.pod for grant in record.open_grants if grant.pod is not None}
+    granted = {pod for grant in record.open_grants for pod in grant.pods}
+    claims = (*record.prepared_claims, *record.admin_claims)
+    granted |= {pod for reading in (before, after) for claim in claims for pod in reading.pods_of_claim(claim)}
     waiting = {each.pod for reading in (before, after) for each in reading.all_assignments(record.device)} - granted
     others = {pod.tenant for pod in waiting} - {pod.tenant for pod in granted}
     if controller.state.job is None and (
@@ -169,19 +175,19 @@ async def _report_other_assignments(
     node: Node, reading: KubeletReading, reported: frozenset[tuple[str, Pod]], dependencies: Dependencies
 ) -> frozenset[tuple[str, Pod]]:
     """Report assignments of our devices by another plugin or a DRA driver, each once while it lasts."""
-    own = node.own_resources
+    own = {each.device: node.assigners_of(each) for each in node.devices.records()}
     foreign = {
         (device, each.pod): each
-        for device in node.devices.controllers
-        if own
-        for each in reading.assigned_by_other_plugins(device, own)
+        for device, names in own.items()
+        if names
+        for each in reading.assigned_by_other_plugins(device, names)
     }
     for (device, pod), assignment in foreign.items():
         if (device, pod) in reported or device not in node.devices.controllers:
             continue
         message = (
             f"{assignment.resource} assigned it to {pod.namespace}/{pod.name}; it is also advertised as "
-            f"{', '.join(sorted(own))}. Only one of them may assign it: stop the other plugin or DRA driver, "
+            f"{', '.join(sorted(own[device]))}. Only one of them may assign it: stop the other plugin or DRA driver, "
             "or exclude the device."
         )
         fields = {"use": "assigned-by-another-plugin", "resource": assignment.resource, "message": message}
@@ -198,7 +204,8 @@ async def _check_pods(controller: DeviceController, reading: KubeletReading, dep
     await _name_last_grant(controller, reading, dependencies)
     # Only here: two samples in quick succession could take a helper of the runtime for a container's first process.
     for grant in controller.state.record.open_grants if controller.state.record.hygiene is Hygiene.IN_USE else ():
-        await controller.pods.sample_processes(grant)
+        for each in grant.by_pod():
+            await controller.pods.sample_processes(each)
     await controller.occupancy.release_if_over()
 
 
@@ -220,6 +227,7 @@ async def _name_last_grant(controller: DeviceController, reading: KubeletReading
         return  # other pods may have been assigned shares of a shared device before this one was granted
     if (
         last is None
+        or last.claim is not None
         or (last.pod is not None and last.pod.uid is not None)
         or controller.state.record.hygiene is not Hygiene.IN_USE
     ):

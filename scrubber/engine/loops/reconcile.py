@@ -55,6 +55,7 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
         rows = (event, *(each for some in (*ended, *failed, *baselines) for each in some))
         return LedgerChange(records=tuple(started.values()), scrubs=abandoned, events=rows)
 
+    node.devices.removed_records |= {device: each for device, each in state.records.items() if device not in known}
     committed = await dependencies.agent_pauses.commit_start(known.keys(), start)
     dependencies.journal.record(committed.events)
     controllers = [node.devices.make_controller(device, started[device.id]) for device in devices]
@@ -65,9 +66,14 @@ async def reconcile(node: Node, devices: Iterable[Device], state: LedgerState, *
     node.mark_ready()
 
 
-async def add_device(node: Node, device: Device, state: LedgerState, *, dependencies: Dependencies) -> None:
+async def add_device(node: Node, device: Device, *, dependencies: Dependencies) -> None:
     """Add a device that appeared while the service runs: known from the ledger or new, and dirty in both cases."""
-    known = node.devices.removed_records.get(device.id) or state.records.get(device.id) or DeviceRecord(device.id)
+    async with node.devices.arrivals:
+        await _add_device(node, device, dependencies)
+
+
+async def _add_device(node: Node, device: Device, dependencies: Dependencies) -> None:
+    known = node.devices.removed_records.get(device.id) or DeviceRecord(device.id)
     now = dependencies.clock.wall()
     appeared = Event("device.appeared", now, device.id)
 
@@ -78,6 +84,7 @@ async def add_device(node: Node, device: Device, state: LedgerState, *, dependen
 
     committed = await dependencies.agent_pauses.commit_start({device.id}, start)
     (record,) = committed.records
+    node.devices.removed_records[device.id] = record  # until it is added
     dependencies.journal.record(committed.events)
     controller = node.devices.make_controller(device, record)
     await _check_all(node, [controller], [*node.devices.open_grants(), *record.open_grants], dependencies)
@@ -129,7 +136,7 @@ async def _check_all(
     Args:
         grants: all grants that are open according to the ledger, of any device.
     """
-    pods = frozenset(grant.pod for grant in grants if grant.pod is not None)
+    pods = frozenset(pod for grant in grants for pod in grant.pods)
     node.pods.track_more(pods)
     await node.pods.refresh()
     await asyncio.gather(*(_check_device(controller, pods, dependencies) for controller in controllers))
@@ -178,8 +185,12 @@ async def _adopt_unrecorded_pods(
         gated_pods: pods whose starts went through a hand-over. Another running container of such a pod is no evidence
             about a device that the pod was never granted.
     """
-    named = controller.pods.reading.all_assignments(controller.id)
-    by_pod = {each.pod: each for each in reversed(named) if each.pod.uid is not None}
+    reading = controller.pods.reading
+    named = reading.all_assignments(controller.id)
+    admins = {
+        pod for each in controller.state.record.admin_claims for pod in (*each.pods, *reading.pods_of_claim(each))
+    }
+    by_pod = {each.pod: each for each in reversed(named) if each.pod.uid is not None and each.pod not in admins}
     for pod, assignment in by_pod.items():
         try:
             processes = await dependencies.containers.processes(pod)

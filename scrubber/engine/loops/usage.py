@@ -147,7 +147,7 @@ async def _suspects(controller: DeviceController, dependencies: Dependencies) ->
     record, reading = controller.state.record, controller.pods.reading
     found = {}
     for user, uid in pods.items():
-        use = classify_use(uid, record.device, record.open_grants, reading)
+        use = classify_use(uid, record.device, record.open_grants, reading, admin_claims=record.admin_claims)
         if use is UseKind.GRANTED and uid is not None:
             controller.pods.note_use(record.device, uid, queried_at)
         elif user.kind is HolderKind.VALIDATION and use is UseKind.UNAUTHORIZED:
@@ -165,7 +165,7 @@ async def _adopt_ungated(controller: DeviceController, users: Iterable[_User], d
     for user in users:
         named = controller.pods.reading.all_assignments(controller.id)
         assignment = next((each for each in named if each.pod.uid == user.pod), None)
-        if assignment is None or any(grant.pod == assignment.pod for grant in controller.state.record.open_grants):
+        if assignment is None or any(assignment.pod in grant.pods for grant in controller.state.record.open_grants):
             continue
         if controller.state.job is not None or controller.state.record.hygiene not in (Hygiene.DIRTY, Hygiene.IN_USE):
             continue
@@ -209,9 +209,9 @@ async def _handle_unauthorized(
             await controller.occupancy.void_for_unauthorized_use(
                 _event(controller, user, user.message, dependencies), findings
             )
-        grants, reading = controller.state.record.open_grants, controller.pods.reading
+        record, reading = controller.state.record, controller.pods.reading
         if await controller.occupancy.unauthorized_use.handle(
-            user.holder, user.pod, grants, reading=reading, policy=policy
+            user.holder, user.pod, record, reading=reading, policy=policy
         ):
             fields = {"pid": user.holder.pid, "pod_uid": user.pod}
             await controller.occupancy.void_for_unauthorized_use(

@@ -91,7 +91,7 @@ async def clear_holders(context: ScrubContext) -> StepResult:
     bad = any(finding.severity in (Severity.BLOCKING, Severity.FAULT) for finding in findings)
     measured: dict[str, str | int | float | bool | None] = {
         "leftovers_killed": ended,
-        "earlier_pods": len(context.record.open_grants),
+        "earlier_pods": sum(len(grant.by_pod()) for grant in context.record.open_grants),
     }
     if allowed := sum(finding.code == FindingCode.INFRASTRUCTURE_HOLDER for finding in findings):
         measured["infrastructure_holders"] = allowed
@@ -251,7 +251,7 @@ async def _may_be_probes(context: ScrubContext, report: HolderReport) -> bool:
 
 
 def _pods_that_had_the_device(context: ScrubContext) -> frozenset[str]:
-    granted = (grant.pod.uid for grant in context.record.open_grants if grant.pod is not None)
+    granted = (pod.uid for grant in context.record.open_grants for pod in grant.pods)
     assigned = (each.pod.uid for each in context.pods.reading.all_assignments(context.device.id))
     return frozenset(uid for uid in (*granted, *assigned) if uid is not None)
 
@@ -330,8 +330,8 @@ async def _holder_finding(context: ScrubContext, holder: Holder) -> Finding:
         return Finding(Step.HOLDERS, FindingCode.HOLDER_UNKILLABLE, Severity.FAULT, message, {"pid": holder.pid})
     uid = await context.dependencies.containers.pod_uid_of(holder.pid)
     who = f"PID {holder.pid} ({holder.command or 'unknown'}) {owner}"
-    grants, reading = context.record.open_grants, context.pods.reading
-    if await context.unauthorized_use.handle(holder, uid, grants, reading=reading, policy=context.policy):
+    record, reading = context.record, context.pods.reading
+    if await context.unauthorized_use.handle(holder, uid, record, reading=reading, policy=context.policy):
         message = (
             f"{who} held the device without a grant for over {context.policy.limits.leftover_grace_period:g} "
             "s and was killed."
@@ -343,7 +343,7 @@ async def _holder_finding(context: ScrubContext, holder: Holder) -> Finding:
             message,
             {"pid": holder.pid, "pod_uid": uid},
         )
-    if any(grant.pod is not None and grant.pod.uid == uid for grant in grants if uid is not None):
+    if uid is not None and any(pod.uid == uid for grant in record.open_grants for pod in grant.pods):
         context.note_holder(holder, owner, FindingCode.HELD_BY_OWN_POD)
         message = f"{who} holds the device while another container of its pod starts on it."
         return context.blocking_finding(Step.HOLDERS, FindingCode.HELD_BY_OWN_POD, message)
@@ -394,7 +394,8 @@ async def _kill_uninspected(context: ScrubContext, uid: str, each: UninspectedPr
         return None
     if each.walks < _MAX_WALKS:
         return None
-    if not may_be_killed(uid, context.device.id, context.record.open_grants, context.pods.reading):
+    record, reading = context.record, context.pods.reading
+    if not may_be_killed(uid, record.device, record.open_grants, reading, admin_claims=record.admin_claims):
         return None
     process = Process(each.pid, each.started)
     try:

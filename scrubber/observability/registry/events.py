@@ -34,6 +34,7 @@ class EventSection(StrEnum):
     SERVICE = "service"
     PLUGIN = "plugin"
     UPSTREAM = "upstream"
+    DRA = "dra"
     CLUSTER = "cluster"
 
 
@@ -103,7 +104,7 @@ _HANDOVERS: Final = (
         INFO,
         (
             *("device", "scrub_id", "kind", "path", "grant", "certificate", "base_certificate", "exception"),
-            *("tenant", "pod", "container", "duration_seconds"),
+            *("tenant", "pod", "container", "claim", "claim_uid", "duration_seconds"),
         ),
         "The device was granted to its tenant. `scrub_id` is the check of this hand-over. `base_certificate` is the last "
         "scrub's certificate; it is `null` where an operator or `observe` permitted the start. `exception` is the policy's "
@@ -114,6 +115,32 @@ _HANDOVERS: Final = (
         INFO,
         ("resource", "devices", "paths", "certificates", "duration_seconds"),
         "The same from the kubelet's side: one line for each container start.",
+    ),
+    _audited(
+        "claim.unprepare-requested",
+        INFO,
+        ("device", "tenant", "pod", "claim", "claim_uid"),
+        "The kubelet asked the DRA driver to unprepare the claim, or an operator ordered a scrub after all its pods were gone. "
+        "The device is scrubbed as soon as the claim's pods have ended.",
+    ),
+    _audited(
+        "claim.pods-changed",
+        INFO,
+        ("device", "tenant", "claim", "claim_uid", EventField("pods", "how many")),
+        "The pods that may use the device by the claim are others than before, by the driver's word or the kubelet's list.",
+    ),
+    _audited(
+        "claim.shared-against-policy",
+        WARNING,
+        ("device", "tenant", "claim", "claim_uid", "pods", "message"),
+        "A further pod uses a claim although the policy says `sharing: never`; the kubelet starts it without a call. The device "
+        "is withheld until that has ended. Use a claim for each pod.",
+    ),
+    _audited(
+        "claim.admin-access",
+        INFO,
+        ("device", "tenant", "claim", "claim_uid"),
+        "A claim got admin access to the device, which is not granted and not scrubbed for it.",
     ),
     _service(
         "handover.refused",
@@ -165,7 +192,7 @@ _HANDOVERS: Final = (
     _audited(
         "device.adopted",
         INFO,
-        ("device", "tenant", "pod"),
+        ("device", "tenant", "pod", "claim", "claim_uid"),
         "A pod used the device before the service started to watch it. The device is left alone until the pod is over.",
     ),
     _audited(
@@ -1049,6 +1076,111 @@ _CLUSTER: Final = (
     ),
 )
 
+_OF_A_CLAIM: Final = (EventField("claim", "namespace and name"), "claim_uid")
+
+_DRA: Final = (
+    _plugin("driver.started", INFO, ("version", "driver", "node"), "The driver started, with this name on this node."),
+    _plugin(
+        "claim.prepared",
+        INFO,
+        (*_OF_A_CLAIM, "devices", "certificates", "duration_seconds"),
+        "The claim's devices were granted to its pods.",
+    ),
+    _plugin(
+        "claim.refused",
+        WARNING,
+        (*_OF_A_CLAIM, "code", "message", "public_message"),
+        "The claim was not prepared, so its pod waits; `public_message` is the text in the pod's events. The kubelet tries "
+        "again.",
+    ),
+    _plugin(
+        "claim.released", INFO, (*_OF_A_CLAIM, "duration_seconds"), "The claim was released: its devices are clean."
+    ),
+    _plugin(
+        "claim.release-pending",
+        INFO,
+        (*_OF_A_CLAIM, "code", "message"),
+        "The claim is not released yet, so its pod stays in Terminating. The kubelet tries again.",
+    ),
+    _plugin(
+        "claim.devices-withheld",
+        WARNING,
+        (*_OF_A_CLAIM, "devices", "causes", EventField("withdrawn", "whether the scheduler knows already")),
+        "Devices of a released claim are out of service, by their causes.",
+    ),
+    _plugin(
+        "claim.watch-failed",
+        WARNING,
+        (EventField("claim", "namespace and name"), "message", "waited_seconds"),
+        "It is not seen at the API server which pods share the claim; the service learns of them from the kubelet only.",
+    ),
+    _plugin("claim.watched-again", INFO, ("waited_seconds",), "Claims can be watched again."),
+    _plugin(
+        "claim.report-refused",
+        WARNING,
+        (EventField("claim", "namespace and name"), "message", "waited_seconds"),
+        "The API server refused the status of a claim or an event; `message` names the permissions that are needed. The claim "
+        "is prepared all the same.",
+    ),
+    _plugin(
+        "claim.report-failed",
+        WARNING,
+        ("message", "waited_seconds"),
+        "The status of a claim cannot be written; the driver tries again.",
+    ),
+    _plugin("claim.reported-again", INFO, ("waited_seconds",), "The status of claims can be written again."),
+    _plugin(
+        "cdi.claim-not-removed",
+        WARNING,
+        ("path", "message"),
+        "A file in the CDI directory that no claim needs any more could not be removed. Containers cannot get a device by it.",
+    ),
+    _plugin(
+        "cdi.claim-removed",
+        INFO,
+        ("claim_uid",),
+        "A file in the CDI directory was removed at the start, because its claim is not prepared any more.",
+    ),
+    _plugin(
+        "slices.published",
+        INFO,
+        ("devices", "slices", "generation"),
+        "The node's ResourceSlices at the API server were changed: the scheduler sees these devices.",
+    ),
+    _plugin(
+        "slices.write-failed",
+        WARNING,
+        ("message", "waited_seconds"),
+        "The ResourceSlices cannot be written; `message` names the permission that is missing, if one is. The scheduler "
+        "works with the last ones meanwhile, and the driver tries again.",
+    ),
+    _plugin("slices.written-again", INFO, ("waited_seconds",), "The ResourceSlices can be written again."),
+    _plugin(
+        "slices.watch-interrupted",
+        INFO,
+        ("message",),
+        "The driver does not see changes of the ResourceSlices by others until the watch is open again.",
+    ),
+    _plugin(
+        "slices.feature-off",
+        WARNING,
+        ("feature", "message"),
+        "The API server drops a part of the ResourceSlices, because a feature gate is off.",
+    ),
+    _plugin(
+        "slices.without-owner",
+        WARNING,
+        ("message",),
+        "The node cannot be read, so its ResourceSlices do not name it as their owner.",
+    ),
+    _plugin(
+        "slices.contested",
+        ERROR,
+        ("message",),
+        "Another client undoes changes of the ResourceSlices; the driver repairs them less often.",
+    ),
+)
+
 EVENTS_BY_SECTION: Final[Mapping[EventSection, tuple[EventDeclaration, ...]]] = MappingProxyType(
     {
         EventSection.HANDOVERS: _HANDOVERS,
@@ -1059,6 +1191,7 @@ EVENTS_BY_SECTION: Final[Mapping[EventSection, tuple[EventDeclaration, ...]]] = 
         EventSection.SERVICE: _SERVICE,
         EventSection.PLUGIN: _PLUGIN,
         EventSection.UPSTREAM: _UPSTREAM,
+        EventSection.DRA: _DRA,
         EventSection.CLUSTER: _CLUSTER,
     }
 )

@@ -80,6 +80,7 @@ RPC_DURATION: Final = MetricDeclaration(
             (
                 *("GetDevicePluginOptions", "GetPreferredAllocation", "Allocate", "PreStartContainer"),
                 *("GetInfo", "NotifyRegistrationStatus"),
+                *("NodePrepareResources", "NodeUnprepareResources"),
             ),
         ),
         MetricLabel("code", remark="as gRPC names it"),
@@ -97,7 +98,13 @@ CLUSTER_WRITES: Final = MetricDeclaration(
     _COUNTER,
     "Writes to the API server, by kind of object and outcome.",
     (
-        MetricLabel("kind", ("event", "condition", "label", "taint", "eviction", "lease", "gpu-reset")),
+        MetricLabel(
+            "kind",
+            (
+                *("event", "condition", "label", "taint", "eviction", "lease", "gpu-reset"),
+                *("resource-slice", "claim-status"),
+            ),
+        ),
         MetricLabel("outcome", ("ok", "failed")),
     ),
 )

@@ -1,0 +1,419 @@
+"""Prepares and releases claims for the kubelet.
+
+Preparing is the gate: the kubelet asks once for each allocation of a claim, and repeats a failed call only after 60 to
+90 s. So a call is held while a retry here could still succeed. Releasing is no proof that the tenant has ended, and a
+success is final: it is answered only when the service reports that each device is clean or out of service.
+
+Invariants: the claims of one call are independent of each other, and every one of them gets an answer. Nothing is kept
+here between calls, so that any instance of the driver answers a repeated call identically. A CDI specification takes
+its name only after the service has recorded the grant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from plugin.cluster.errors import ApiForbidden, ApiInvalidRequest, ApiNotFound, ClusterError
+from plugin.dra.claim_service import ClaimDeviceRequest, ClaimGrant, ClaimService, DeviceOutOfService
+from plugin.dra.claims import AllocatedClaim, ClaimIdentity, read_claim
+from plugin.dra.device_names import device_names
+from plugin.dra.port import ClaimApi
+from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices
+from plugin.kubelet.server import INTERNAL_ERROR
+from plugin.logs import Logger, log_context
+from plugin.observers import GateObserver, NullObserver
+from scrubber.domain.errors import InvalidRequest, NotReady, RetryableError, ScrubberError, Unavailable
+
+__all__ = [
+    "ClaimAnswer",
+    "ClaimDriver",
+    "ClaimDriverTimes",
+    "ClaimSpecs",
+    "ClaimsObserver",
+    "DeviceWithdrawal",
+    "InjectedDevice",
+    "StagedSpec",
+]
+
+PREPARE, UNPREPARE = "NodePrepareResources", "NodeUnprepareResources"
+
+API_SERVER_AWAY = "The claim cannot be read, because the API server does not answer. The kubelet tries again."
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDriverTimes:
+    """Times of the calls, in seconds.
+
+    Attributes:
+        call: limit of a call where the kubelet gives none.
+        margin: how much earlier than the kubelet's limit a call is answered.
+        release: after which a release that is not done is answered while a pod of the claim still exists.
+        orphan: the same where none does: the kubelet then releases one claim after the other.
+        lookup: limit of the request that tells the two apart.
+        withdrawal: wait for the device of a failed release to be withdrawn from the scheduler.
+        retry: between two attempts within a call.
+    """
+
+    call: float = 45.0
+    margin: float = 1.0
+    release: float = 40.0
+    orphan: float = 5.0
+    lookup: float = 1.0
+    withdrawal: float = 5.0
+    retry: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedDevice:
+    """A device of a prepared claim, as the kubelet gets it."""
+
+    requests: tuple[str, ...]
+    pool: str
+    name: str
+    cdi_ids: tuple[str, ...]
+    share_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswer:
+    """The answer about one claim; ``error`` appears in an event of the pod and is empty on success."""
+
+    devices: tuple[InjectedDevice, ...] = ()
+    error: str = ""
+
+
+class StagedSpec(Protocol):
+    """A CDI specification that is written and has no name yet."""
+
+    cdi_ids: Mapping[str, tuple[str, ...]]
+    """By the name of the device in the pool; the first id belongs to this device alone."""
+
+    def publish(self) -> None:
+        """Give it its name; raises :class:`scrubber.domain.errors.Unavailable` if that fails."""
+        ...
+
+    def discard(self) -> None:
+        """Remove it, unless it was published."""
+        ...
+
+
+class ClaimSpecs(Protocol):
+    """The CDI specifications of claims."""
+
+    def stage(self, claim_uid: str, devices: Mapping[str, AdvertisedDevice]) -> StagedSpec:
+        """Write the specification of a claim; ``devices`` by their names in the pool.
+
+        Raises:
+            Unavailable: it cannot be written; the message names the directory.
+            InvalidRequest: a device cannot be injected by CDI.
+        """
+        ...
+
+    def remove(self, claim_uid: str) -> None:
+        """Remove it; nothing happens if there is none, or if that fails, which is logged."""
+        ...
+
+    def claims(self) -> frozenset[str]:
+        """Return the UIDs of all claims that have one."""
+        ...
+
+
+class DeviceWithdrawal(Protocol):
+    """Keeps the scheduler from placing pods on devices that are out of service."""
+
+    async def withdraw(self, devices: Sequence[DeviceOutOfService], timeout: float) -> bool:
+        """Have the devices withdrawn; return whether that is done after ``timeout`` seconds. It continues if not."""
+        ...
+
+
+class ClaimsObserver(Protocol):
+    """Is informed of claims; never raises and never blocks."""
+
+    def on_prepared(
+        self, claim: AllocatedClaim, devices: Mapping[str, AdvertisedDevice], granted: Sequence[ClaimGrant]
+    ) -> None:
+        """The claim's devices, by their names in the pool, were granted; a repeated call is reported as well."""
+        ...
+
+    def on_refused(self, claim: ClaimIdentity, error: ScrubberError) -> None: ...
+
+    def on_released(self, claim: ClaimIdentity) -> None: ...
+
+
+class ClaimDriver:
+    """The kubelet's two calls, for claims of one driver on one node.
+
+    Args:
+        pool: name of the node's pool, which is the node's name.
+        devices: the node's devices by the service's snapshots.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        driver: str,
+        pool: str,
+        *,
+        service: ClaimService,
+        api: ClaimApi,
+        devices: AdvertisedDevices,
+        specs: ClaimSpecs,
+        withdrawal: DeviceWithdrawal,
+        times: ClaimDriverTimes,
+        log: Logger,
+        clock: Callable[[], float],
+        observer: GateObserver | None = None,
+        claims_observers: Sequence[ClaimsObserver] = (),
+    ) -> None:
+        self._driver = driver
+        self._pool = pool
+        self._service = service
+        self._api = api
+        self._devices = devices
+        self._specs = specs
+        self._withdrawal = withdrawal
+        self._times = times
+        self._log = log
+        self._clock = clock
+        self._observer = observer or NullObserver()
+        self._claims_observers = claims_observers
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def prepare(self, claims: Sequence[ClaimIdentity], remaining: float | None) -> Mapping[str, ClaimAnswer]:
+        """Return the answer about each claim, by its UID; ``remaining``: seconds that the kubelet waits."""
+        return await self._each(PREPARE, claims, remaining, self._prepare)
+
+    async def unprepare(self, claims: Sequence[ClaimIdentity], remaining: float | None) -> Mapping[str, ClaimAnswer]:
+        """Return the answer about each claim, by its UID; ``remaining``: seconds that the kubelet waits."""
+        return await self._each(UNPREPARE, claims, remaining, self._unprepare)
+
+    async def _each(
+        self,
+        method: str,
+        claims: Sequence[ClaimIdentity],
+        remaining: float | None,
+        call: Callable[[ClaimIdentity, float], Awaitable[ClaimAnswer]],
+    ) -> Mapping[str, ClaimAnswer]:
+        limit = self._times.call if remaining is None else min(self._times.call, remaining)
+        until = self._clock() + max(0.0, limit - self._times.margin)
+        by_uid = {claim.uid: claim for claim in claims}
+        answers = await asyncio.gather(*(self._answer(method, claim, until, call) for claim in by_uid.values()))
+        return dict(zip(by_uid, answers, strict=True))
+
+    async def _answer(
+        self,
+        method: str,
+        claim: ClaimIdentity,
+        until: float,
+        call: Callable[[ClaimIdentity, float], Awaitable[ClaimAnswer]],
+    ) -> ClaimAnswer:
+        with log_context(method=method):
+            try:
+                async with self._locked(claim, until):
+                    return await call(claim, until)
+            except ScrubberError as error:
+                (self._on_refused if method == PREPARE else self._on_pending)(claim, error)
+                return ClaimAnswer(error=error.public_message)
+            except Exception as error:  # noqa: BLE001 - its text must not appear in a pod's events; the log has all of it
+                self._log.error("api.failed", exc_info=error)
+                return ClaimAnswer(error=INTERNAL_ERROR)
+
+    def _on_refused(self, claim: ClaimIdentity, error: ScrubberError) -> None:
+        self._log.warning(
+            "claim.refused",
+            claim=str(claim),
+            claim_uid=claim.uid,
+            code=error.code,
+            message=str(error),
+            public_message=error.public_message,
+        )
+        self._observer.on_start_refused(str(error.code))
+        for each in self._claims_observers:
+            each.on_refused(claim, error)
+
+    def _on_pending(self, claim: ClaimIdentity, error: ScrubberError) -> None:
+        self._log.info(
+            "claim.release-pending", claim=str(claim), claim_uid=claim.uid, code=error.code, message=str(error)
+        )
+
+    @asynccontextmanager
+    async def _locked(self, claim: ClaimIdentity, until: float) -> AsyncIterator[None]:
+        """Wait for the other call about the same claim: the kubelet repeats a call beside one that takes long.
+
+        Raises:
+            NotReady: it lasts until the kubelet's limit.
+        """
+        lock = self._locks.setdefault(claim.uid, asyncio.Lock())
+        try:
+            async with asyncio.timeout(until - self._clock()):
+                await lock.acquire()
+        except TimeoutError:
+            message = f"An earlier call about claim {claim} is still in progress. The kubelet tries again."
+            raise NotReady(message, public_message=message) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    async def remove_unprepared(self) -> None:
+        """Remove the specifications of claims that are not prepared; once after a start, as soon as the service answers.
+
+        Those of prepared claims stay, because their containers may restart at any time.
+        """
+        for uid in sorted(self._specs.claims() - await self._prepared()):
+            async with self._locks.setdefault(uid, asyncio.Lock()):
+                if uid not in await self._prepared():  # it may have been prepared meanwhile
+                    self._specs.remove(uid)
+                    self._log.info("cdi.claim-removed", claim_uid=uid)
+
+    async def _prepared(self) -> frozenset[str]:
+        while True:
+            try:
+                return frozenset(each.ref.uid for each in await self._service.list_claims())
+            except RetryableError:
+                await asyncio.sleep(self._times.retry)
+
+    # -- prepare
+
+    async def _prepare(self, ref: ClaimIdentity, until: float) -> ClaimAnswer:
+        began = self._clock()
+        claim = read_claim(ref, await self._read(ref, until), self._driver, self._pool)
+        devices = await self._resolve(claim, until)
+        staged = self._specs.stage(ref.uid, devices)
+        try:
+            granted = await self._grant(claim, devices, until)
+            staged.publish()
+        finally:
+            staged.discard()
+        self._log.info(
+            "claim.prepared",
+            claim=str(ref),
+            claim_uid=ref.uid,
+            devices=[device.id for device in devices.values()],
+            certificates=[each.certificate.id for each in granted if each.certificate is not None],
+            duration_seconds=round(self._clock() - began, 3),
+        )
+        for each in self._claims_observers:
+            each.on_prepared(claim, devices, granted)
+        return ClaimAnswer(
+            tuple(
+                InjectedDevice(each.requests, each.pool, each.name, staged.cdi_ids[each.name], each.share_id)
+                for each in claim.devices
+            )
+        )
+
+    async def _read(self, ref: ClaimIdentity, until: float) -> Mapping[str, object]:
+        """Return the claim; wait for an API server that is away.
+
+        Raises:
+            InvalidRequest: the claim does not exist (any more), or the request is refused for good.
+            Unavailable: the API server is away until the end of the call.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, until - self._clock())):
+                    return await self._api.get_claim(ref.namespace, ref.name)
+            except ApiNotFound:
+                raise InvalidRequest(f"Claim {ref} does not exist any more.") from None
+            except ApiForbidden as error:
+                message = f"The driver's role does not allow it to get resourceclaims, so {ref} cannot be prepared."
+                raise InvalidRequest(f"{message} {error}", public_message=message) from error
+            except ApiInvalidRequest as error:
+                raise InvalidRequest(f"Claim {ref} cannot be read: {error}") from error
+            except TimeoutError:
+                raise Unavailable(f"Claim {ref}: {API_SERVER_AWAY}", public_message=API_SERVER_AWAY) from None
+            except ClusterError as error:
+                pause = max(self._times.retry, error.retry_after)
+                if self._clock() + pause >= until:
+                    raise Unavailable(f"Claim {ref}: {error}", public_message=API_SERVER_AWAY) from error
+                await asyncio.sleep(pause)
+
+    async def _resolve(self, claim: AllocatedClaim, until: float) -> Mapping[str, AdvertisedDevice]:
+        """Return the devices of a claim by their names in the pool; wait for the first snapshot after a start.
+
+        Raises:
+            Unavailable: no service has reported any device until the end of the call.
+            InvalidRequest: this node has no such device.
+        """
+        try:
+            async with asyncio.timeout(max(0.0, until - self._clock())):
+                await self._devices.wait_until(lambda: self._devices.version > 0)
+        except TimeoutError:
+            message = "The scrub service on this node does not answer. The kubelet tries again."
+            raise Unavailable(message, public_message=message) from None
+        by_id = {device.id: device for device in self._devices.devices}
+        by_name = {name: by_id[id_] for id_, name in device_names(by_id).items()}
+        for each in claim.devices:
+            if each.name not in by_name:
+                raise InvalidRequest(
+                    f"Claim {claim.ref} has device {each.name}, which is not on this node. Delete the pod, so that the "
+                    "claim is allocated again."
+                )
+        return {each.name: by_name[each.name] for each in claim.devices}
+
+    async def _grant(
+        self, claim: AllocatedClaim, devices: Mapping[str, AdvertisedDevice], until: float
+    ) -> Sequence[ClaimGrant]:
+        """Have the service grant the devices; wait for a service that is away."""
+        requested = [ClaimDeviceRequest(devices[each.name].id, each.admin_access) for each in claim.devices]
+        while True:
+            try:
+                return await self._service.prepare_claim(
+                    claim.ref,
+                    requested,
+                    claim.pods,
+                    driver=self._driver,
+                    wait_seconds=max(0.0, until - self._clock()),
+                )
+            except Unavailable:
+                if self._clock() + self._times.retry >= until:
+                    raise
+                await asyncio.sleep(self._times.retry)
+
+    # -- release
+
+    async def _unprepare(self, ref: ClaimIdentity, until: float) -> ClaimAnswer:
+        began = self._clock()
+        wait = self._times.release if await self._has_pods(ref) else self._times.orphan
+        wait_until = min(until, began + wait)
+        progress = await self._service.unprepare_claim(ref.uid, wait_seconds=max(0.0, wait_until - self._clock()))
+        if not progress.done:
+            message = progress.waits_for or "A scrub is in progress."
+            raise NotReady(message, public_message=f"{message} The kubelet tries again.")
+        if progress.withheld:
+            limit = min(self._times.withdrawal, until - self._clock())
+            withdrawn = await self._withdrawal.withdraw(progress.withheld, max(0.0, limit))
+            self._log.warning(
+                "claim.devices-withheld",
+                claim=str(ref),
+                claim_uid=ref.uid,
+                devices=[each.device_id for each in progress.withheld],
+                causes=[each.code for each in progress.withheld],
+                withdrawn=withdrawn,
+            )
+        self._specs.remove(ref.uid)
+        self._log.info(
+            "claim.released", claim=str(ref), claim_uid=ref.uid, duration_seconds=round(self._clock() - began, 3)
+        )
+        for each in self._claims_observers:
+            each.on_released(ref)
+        return ClaimAnswer()
+
+    async def _has_pods(self, ref: ClaimIdentity) -> bool:
+        """Return whether a pod of the claim still exists; False where that is unknown, since a short wait harms less.
+
+        The claim controller removes a pod from the claim when it is gone, and a pod that is being deleted regularly is
+        there until the kubelet's call succeeds.
+        """
+        try:
+            async with asyncio.timeout(self._times.lookup):
+                found = await self._api.get_claim(ref.namespace, ref.name)
+        except (ClusterError, TimeoutError):
+            return False
+        metadata, status = found.get("metadata") or {}, found.get("status") or {}
+        return metadata.get("uid") == ref.uid and bool(status.get("reservedFor"))

@@ -1,0 +1,292 @@
+"""Resource claims: what a grant to one means, what keeps one from being prepared, and when its release is complete."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.domain.assignment import Assignment, Claim, KubeletReading, ListedClaim, Pod, PodAbsence, Process, Trust
+from scrubber.domain.claims import (
+    ReleasingDevice,
+    claim_kind,
+    claim_problem,
+    decide_release,
+    is_prepared_for,
+    merge_pods,
+    shares_against_policy,
+)
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.pods import PodState, RemainingCgroups, claim_pod_liveness
+from scrubber.domain.policy import SharingMode
+from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.states import Hygiene
+from scrubber.domain.usage import UseKind, classify_use, may_be_killed
+
+FIRST, SECOND, OTHER = (Pod("team-a", f"train-{n}", f"uid-{n}") for n in range(3))
+CLAIM = Claim("claim-1", "team-a", "gpus", "gpu.example.com", (FIRST, SECOND))
+RIVAL = Claim("claim-2", "team-b", "gpus", "gpu.example.com", (OTHER,))
+NOW = 1000.0
+pods = st.lists(st.sampled_from([FIRST, SECOND, OTHER]), max_size=5)
+
+
+def grant(claim: Claim, sequence: int = 1) -> Grant:
+    return Grant(sequence, None, HandOverKind.UNKNOWN, NOW, "boot-1", claim=claim)
+
+
+def in_use(*claims: Claim, device: str = "GPU-1") -> DeviceRecord:
+    grants = tuple(grant(each, number) for number, each in enumerate(claims, 1))
+    return DeviceRecord(
+        device, hygiene=Hygiene.IN_USE, open_grants=grants, last_grant=grants[-1] if grants else None, boot="boot-1"
+    )
+
+
+def released(claim: Claim) -> Claim:
+    return replace(claim, released_at=NOW)
+
+
+# -- a grant to a claim ------------------------------------------------------------------------------------------------
+
+
+def test_grant_of_a_claim_is_one_grant_for_each_of_its_pods() -> None:
+    parts = grant(CLAIM).by_pod()
+    assert [each.pod for each in parts] == [FIRST, SECOND]
+    assert {each.sequence for each in parts} == {1}
+    assert (grant(CLAIM).pod, grant(CLAIM).pods, grant(CLAIM).tenant) == (None, (FIRST, SECOND), "team-a")
+
+
+def test_grant_of_a_container_is_one_grant() -> None:
+    ordinary = Grant(1, Assignment(FIRST, "main", frozenset({"GPU-1"})), HandOverKind.UNKNOWN, NOW, "boot-1")
+    assert ordinary.by_pod() == (ordinary,)
+    assert (ordinary.pods, ordinary.tenant) == ((FIRST,), "team-a")
+
+
+def test_new_grant_of_a_claim_replaces_its_earlier_one() -> None:
+    record = replace(in_use(released(CLAIM), RIVAL), hygiene=Hygiene.DIRTY)
+    after = record.after_grant(grant(CLAIM, 3), None, certain=True)
+    assert [each.claim and each.claim.uid for each in after.open_grants] == ["claim-2", "claim-1"]
+    assert after.claim("claim-1") == CLAIM
+
+
+def test_claim_is_changed_in_every_grant_and_only_with_a_new_version() -> None:
+    record = in_use(CLAIM, RIVAL)
+    after = record.with_claim("claim-2", released)
+    assert after.version == record.version + 1
+    assert after.prepared_claims == (CLAIM,)
+    assert after.last_grant is not None
+    assert after.last_grant.claim == released(RIVAL)
+    assert record.with_claim("claim-3", released) is record
+    assert after.with_claim("claim-2", released) is after
+
+
+def test_claim_of_an_earlier_boot_is_forgotten() -> None:
+    record = in_use(CLAIM).with_admin_access(RIVAL)
+    assert record.after_service_start("boot-1").prepared_claims == (CLAIM,)
+    assert record.after_service_start("boot-1").admin_claims == (RIVAL,)
+    after = record.after_service_start("boot-2")
+    assert (after.open_grants, after.admin_claims) == ((), ())
+
+
+def test_claims_with_admin_access_are_limited_in_number() -> None:
+    record = DeviceRecord("GPU-1")
+    for number in range(40):
+        record = record.with_admin_access(replace(RIVAL, uid=f"claim-{number}"))
+    assert [each.uid for each in record.admin_claims] == [f"claim-{number}" for number in range(24, 40)]
+    assert record.without_admin_access("claim-30").claim("claim-30") is None
+    assert len(record.without_admin_access("claim-30").admin_claims) == 15
+    assert record.without_admin_access("unknown") is record
+
+
+# -- Prepare -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "prepared"), [({"GPU-1", "GPU-2"}, True), ({"GPU-1"}, None), ({"GPU-1", "GPU-3"}, None)]
+)
+def test_claim_is_prepared_with_exactly_its_devices(devices: set[str], prepared: bool | None) -> None:
+    records = [in_use(CLAIM, device="GPU-1"), in_use(CLAIM, device="GPU-2"), DeviceRecord("GPU-3")]
+    assert is_prepared_for("claim-1", devices, records) is prepared
+
+
+def test_released_claim_is_not_prepared() -> None:
+    assert is_prepared_for("claim-1", {"GPU-1"}, [in_use(released(CLAIM))]) is False
+
+
+@pytest.mark.parametrize(
+    ("record", "resources", "sharing", "problem"),
+    [
+        (DeviceRecord("GPU-1"), (), SharingMode.SAME_TENANT, None),
+        (in_use(CLAIM), (), SharingMode.SAME_TENANT, None),
+        (in_use(RIVAL), (), SharingMode.SAME_TENANT, ErrorCode.PREPARED_FOR_CLAIM),
+        (in_use(RIVAL), ("example.com/gpu",), SharingMode.NEVER, ErrorCode.PREPARED_FOR_CLAIM),
+        (in_use(released(RIVAL)), (), SharingMode.SAME_TENANT, None),
+        (DeviceRecord("GPU-1"), ("example.com/gpu",), SharingMode.NEVER, ErrorCode.ADVERTISED_BY_PLUGIN),
+        (DeviceRecord("GPU-1"), (), SharingMode.NEVER, ErrorCode.CLAIM_SHARED),
+    ],
+)
+def test_problem_of_a_claim(
+    record: DeviceRecord, resources: tuple[str, ...], sharing: SharingMode, problem: ErrorCode | None
+) -> None:
+    assert claim_problem(CLAIM, record, plugin_resources=resources, sharing=sharing) is problem
+
+
+def test_one_pod_may_have_a_device_that_is_not_shared() -> None:
+    alone = replace(CLAIM, pods=(FIRST,))
+    assert claim_problem(alone, DeviceRecord("GPU-1"), plugin_resources=(), sharing=SharingMode.NEVER) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        (DeviceRecord("GPU-1"), HandOverKind.UNKNOWN),
+        (replace(in_use(CLAIM), exclusive_use=True), HandOverKind.SAME_TENANT),
+        (replace(in_use(RIVAL), exclusive_use=True), HandOverKind.OTHER_TENANT),
+        (replace(in_use(RIVAL), exclusive_use=False), HandOverKind.UNKNOWN),
+    ],
+)
+def test_kind_of_a_hand_over_to_a_claim(record: DeviceRecord, kind: HandOverKind) -> None:
+    assert claim_kind(record, "team-a") is kind
+
+
+# -- pods --------------------------------------------------------------------------------------------------------------
+
+
+@given(pods, pods, pods)
+def test_pod_is_dropped_from_a_claim_only_when_it_is_over(
+    before: list[Pod], reported: list[Pod], over: list[Pod]
+) -> None:
+    claim = replace(CLAIM, pods=tuple(dict.fromkeys(before)))
+    after = merge_pods(claim, reported, over=over)
+    assert set(reported) <= set(after)
+    assert set(claim.pods) - set(over) <= set(after)
+    assert set(after) <= set(claim.pods) | set(reported)
+    assert len(after) == len(set(after))
+    assert bool(after) or not claim.pods
+
+
+def test_second_pod_of_a_claim_is_against_a_policy_that_allows_one() -> None:
+    alone = replace(CLAIM, pods=(FIRST,))
+    assert shares_against_policy(in_use(CLAIM), SharingMode.NEVER)
+    assert not shares_against_policy(in_use(alone), SharingMode.NEVER)
+    assert not shares_against_policy(in_use(released(CLAIM)), SharingMode.NEVER)
+    assert not shares_against_policy(in_use(CLAIM), SharingMode.SAME_TENANT)
+
+
+@pytest.mark.parametrize(
+    ("claim", "use"),
+    [
+        (CLAIM, UseKind.GRANTED),
+        (released(CLAIM), UseKind.GRANTED),
+        (replace(CLAIM, pods=(FIRST,)), UseKind.GRANTED),
+        (released(replace(CLAIM, pods=(FIRST,))), UseKind.STARTED_WITHOUT_HAND_OVER),
+        (replace(CLAIM, name="others", pods=(FIRST,)), UseKind.STARTED_WITHOUT_HAND_OVER),
+    ],
+)
+def test_pod_uses_a_device_by_the_claim_that_names_it_or_that_the_kubelet_lists_for_it(
+    claim: Claim, use: UseKind
+) -> None:
+    listed = Assignment(SECOND, "main", frozenset({"GPU-1"}), CLAIM.driver)
+    reading = KubeletReading(
+        Trust.TRUSTED, (listed,), claims=(ListedClaim(SECOND, CLAIM.driver, CLAIM.namespace, CLAIM.name),)
+    )
+    assert classify_use(SECOND.uid, "GPU-1", [grant(claim)], reading) is use
+
+
+def test_pod_with_admin_access_is_no_tenant_and_is_never_killed() -> None:
+    reading = KubeletReading(Trust.TRUSTED, (Assignment(OTHER, "main", frozenset({"GPU-1"}), CLAIM.driver),))
+    assert classify_use(OTHER.uid, "GPU-1", [], reading, admin_claims=[RIVAL]) is UseKind.ADMIN_ACCESS
+    unlisted = KubeletReading(Trust.TRUSTED)
+    assert may_be_killed(OTHER.uid, "GPU-1", [], unlisted)
+    assert not may_be_killed(OTHER.uid, "GPU-1", [], unlisted, admin_claims=[RIVAL])
+
+
+# -- when a pod of a claim is over -------------------------------------------------------------------------------------
+
+SANDBOX, MAIN, CHILD = Process(1, 10, "sandbox"), Process(2, 20, "main"), Process(3, 30, "main")
+GONE = PodAbsence(2, NOW - 5.0, NOW)
+LONG_GONE = PodAbsence(2, NOW - 31.0, NOW)
+GRACE = 30.0
+
+
+def state(
+    *processes: Process,
+    released_for: float | None = 1.0,
+    absence: PodAbsence | None = None,
+    remaining: RemainingCgroups | None = None,
+    listed: bool = False,
+    named_by_kubelet: bool = True,
+    first: Process | None = MAIN,
+) -> PodState:
+    return claim_pod_liveness(
+        processes,
+        absence or PodAbsence(),
+        remaining,
+        released_for=released_for,
+        listed=listed,
+        named_by_kubelet=named_by_kubelet,
+        seen={"sandbox", "main"},
+        first_processes={} if first is None else {first.container: first, "sandbox": SANDBOX},
+        now=NOW,
+        leftover_grace_period=GRACE,
+    ).state
+
+
+def test_process_of_a_pod_that_only_the_driver_named_is_no_leftover_however_long_the_pod_is_gone() -> None:
+    assert state(MAIN, absence=LONG_GONE) is PodState.LEFTOVER
+    assert state(MAIN, absence=LONG_GONE, named_by_kubelet=False) is PodState.ALIVE
+
+
+def test_pod_of_a_prepared_claim_is_alive_whatever_is_known_of_it() -> None:
+    assert state(released_for=None, absence=LONG_GONE, remaining=RemainingCgroups(False)) is PodState.ALIVE
+
+
+@pytest.mark.parametrize(
+    ("listed", "absence", "remaining", "released_for", "over"),
+    [
+        (True, None, RemainingCgroups(True), 1.0, True),
+        (True, None, None, 1.0, True),
+        (False, GONE, RemainingCgroups(True, frozenset({"main"})), 1.0, True),
+        (False, None, RemainingCgroups(False), 1.0, True),
+        (True, None, RemainingCgroups(True, frozenset({"next"})), 1.0, False),
+        (False, None, RemainingCgroups(True), 1.0, False),
+        (False, None, None, 1.0, False),
+        (False, None, RemainingCgroups(True, frozenset({"next"})), GRACE, True),
+    ],
+)
+def test_pod_of_a_released_claim_without_processes(
+    listed: bool, absence: PodAbsence | None, remaining: RemainingCgroups | None, released_for: float, over: bool
+) -> None:
+    found = state(listed=listed, absence=absence, remaining=remaining, released_for=released_for)
+    assert found is (PodState.OVER if over else PodState.ALIVE)
+
+
+@pytest.mark.parametrize("process", [SANDBOX, MAIN, CHILD])
+def test_pod_of_a_released_claim_is_alive_while_any_process_of_it_lives(process: Process) -> None:
+    assert state(process, listed=True) is PodState.ALIVE
+    assert state(process, absence=GONE) is PodState.ALIVE
+
+
+def test_processes_of_a_released_claim_are_leftovers_after_the_grace_period() -> None:
+    assert state(MAIN, absence=LONG_GONE) is PodState.LEFTOVER
+    assert state(CHILD, listed=True, released_for=GRACE) is PodState.LEFTOVER
+
+
+def test_process_of_a_listed_pod_is_no_leftover_while_its_container_may_be_alive() -> None:
+    assert state(MAIN, CHILD, listed=True, released_for=1e6) is PodState.ALIVE
+    assert state(CHILD, listed=True, released_for=1e6, first=None) is PodState.ALIVE
+    assert state(SANDBOX, CHILD, listed=True, released_for=1e6) is PodState.ALIVE
+
+
+# -- Unprepare ---------------------------------------------------------------------------------------------------------
+
+
+def test_release_is_complete_when_no_device_is_left_or_those_left_are_out_of_service() -> None:
+    assert decide_release([]).is_done
+    one, two, three = (in_use(released(CLAIM), device=f"GPU-{number}") for number in (1, 2, 3))
+    decision = decide_release([ReleasingDevice(two), ReleasingDevice(one), ReleasingDevice(three, "xid-95")])
+    assert (decision.is_done, decision.waits_for) == (False, ("GPU-1", "GPU-2"))
+    decision = decide_release([ReleasingDevice(one, observes=True), ReleasingDevice(three, "xid-95")])
+    assert (decision.is_done, decision.withheld) == (True, (("GPU-3", "xid-95"),))

@@ -1,0 +1,732 @@
+"""Resource claims: Prepare is the gate, once for a claim; Unprepare requests the release, and waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from scrubber.domain.assignment import Claim, Pod
+from scrubber.domain.codes import ErrorCode
+from scrubber.domain.errors import DeviceBusy, InvalidRequest, NotReady, Quarantined, Refused, ScrubberError
+from scrubber.domain.handover_kind import Basis
+from scrubber.domain.node_record import YieldRequester
+from scrubber.domain.policy import SharingMode
+from scrubber.domain.states import Hygiene
+from scrubber.engine.views import ClaimRelease, GrantedDevice, PrepareClaimCall
+from tests.engine.test_yielding import driverless_node
+from tests.simulation.claims import DRIVER, SimulatedClaim
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.kubelet import Tenant
+from tests.simulation.start_requests import admitted, request_start, started
+from tests.simulation.timeline import in_virtual_time
+
+ONE_POD = replace(DEFAULT, name="one-pod", digest="sha256:one-pod", sharing=SharingMode.NEVER)
+
+
+def allocated(cluster: SimulatedCluster, *devices: int, namespace: str = "acme") -> SimulatedClaim:
+    return cluster.claims.allocate(namespace, [cluster.gpu(number).id for number in devices or (0,)])
+
+
+async def running(cluster: SimulatedCluster, claim: SimulatedClaim, name: str = "train-0") -> Tenant:
+    """Return a pod of ``claim`` that has filled its devices."""
+    tenant = cluster.claims.admit(claim, name)
+    await cluster.until(lambda: tenant.running and bool(cluster.process_table.holders(claim.devices[0])))
+    cluster.write_all(tenant)
+    return tenant
+
+
+async def prepared(cluster: SimulatedCluster, call: PrepareClaimCall) -> tuple[GrantedDevice, ...]:
+    assert cluster.service is not None
+    return await cluster.service.prepare_claim(call)
+
+
+async def unprepared(cluster: SimulatedCluster, claim: SimulatedClaim, wait: float = 40.0) -> ClaimRelease:
+    assert cluster.service is not None
+    return await cluster.service.unprepare_claim(claim.uid, wait)
+
+
+async def refusal(cluster: SimulatedCluster, call: PrepareClaimCall) -> ScrubberError:
+    with pytest.raises(ScrubberError) as refused:
+        await prepared(cluster, call)
+    return refused.value
+
+
+def event_names(cluster: SimulatedCluster) -> list[str]:
+    return [event.name for event in cluster.ledger_store.events]
+
+
+def grants_of(cluster: SimulatedCluster, number: int = 0) -> int:
+    """Return how often a device was granted."""
+    return cluster.record(number).grant_sequence
+
+
+# -- Prepare -----------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_prepare_grants_all_devices_of_a_claim_in_one_transaction_and_uses_up_their_certificates() -> None:
+    async with simulated_cluster(devices=3) as cluster:
+        claim = allocated(cluster, 0, 2)
+        writes = cluster.ledger_store.writes
+        tenant = cluster.claims.admit(claim, "train-0", starts=False)
+        answer = await cluster.claims.prepare(claim, tenant)
+        assert cluster.ledger_store.writes == writes + 1
+        assert [(each.device, each.basis) for each in answer] == [(each, Basis.CERTIFICATE) for each in claim.devices]
+        for number in (0, 2):
+            record = cluster.record(number)
+            assert record.hygiene is Hygiene.IN_USE
+            assert [each.uid for each in record.prepared_claims] == [claim.uid]
+            assert record.tenant == "acme"
+        assert grants_of(cluster, 1) == 0
+
+
+@in_virtual_time
+async def test_repeated_prepare_gets_the_same_answer_without_a_grant_before_and_after_a_restart_of_the_service() -> (
+    None
+):
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster, 0, 1)
+        await running(cluster, claim)
+        first = claim.answer
+        assert await prepared(cluster, claim.call()) == first
+        cluster.kill()
+        await cluster.start_service()
+        assert await prepared(cluster, claim.call()) == first
+        assert [grants_of(cluster, number) for number in (0, 1)] == [1, 1]
+        assert [cluster.record(number).hygiene for number in (0, 1)] == [Hygiene.IN_USE] * 2
+
+
+@in_virtual_time
+async def test_prepare_that_was_committed_when_its_caller_left_answers_the_next_call() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = cluster.claims.admit(claim, "train-0", starts=False)
+        call = asyncio.ensure_future(cluster.claims.prepare(claim, tenant))
+        cluster.ledger_store.granting = call.cancel
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        cluster.ledger_store.granting = None
+        answer = await prepared(cluster, claim.call())
+        assert [each.grant for each in answer] == [1]
+
+
+@in_virtual_time
+async def test_prepared_claim_is_refused_with_other_devices() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster, 0)
+        await running(cluster, claim)
+        wrong = await refusal(cluster, replace(claim.call(), devices=(cluster.gpu(1).id,)))
+        assert (type(wrong), wrong.code) == (InvalidRequest, ErrorCode.CLAIM_CHANGED)
+        assert cluster.record(1).hygiene is Hygiene.CLEAN
+
+
+@pytest.mark.parametrize("devices", [(), ("GPU-0000", "GPU-0000"), ("GPU-9999",), ("GPU-0000", "GPU-9999")])
+def test_prepare_of_unknown_duplicate_or_no_devices_is_refused(devices: tuple[str, ...]) -> None:
+    @in_virtual_time
+    async def prepare() -> None:
+        async with simulated_cluster() as cluster:
+            call = replace(allocated(cluster).call(), devices=devices)
+            assert isinstance(await refusal(cluster, call), InvalidRequest)
+            assert cluster.record().hygiene is Hygiene.CLEAN
+
+    prepare()
+
+
+@in_virtual_time
+async def test_prepare_joins_the_scrub_of_a_dirty_device() -> None:
+    async with simulated_cluster(settled=False) as cluster:
+        await cluster.start_service()
+        tenant = await running(cluster, allocated(cluster))
+        assert tenant.refusals == []
+        scrubs = [each for each in cluster.ledger_store.scrubs.values() if each.device == cluster.gpu().id]
+        assert len([each for each in scrubs if each.path.value == "slow"]) == 1
+
+
+@in_virtual_time
+async def test_prepare_refuses_a_quarantined_device_at_once_and_grants_none_of_the_others() -> None:
+    async with simulated_cluster() as cluster:
+        await cluster.node.actions.quarantine(cluster.gpu(1).id, "because", "uid:0")
+        began = cluster.clock.monotonic()
+        assert isinstance(await refusal(cluster, allocated(cluster, 0, 1).call()), Quarantined)
+        assert cluster.clock.monotonic() - began < 1.0
+        assert cluster.record(0).hygiene is Hygiene.CLEAN
+
+
+@in_virtual_time
+async def test_second_claim_waits_for_a_device_that_is_prepared_and_its_refusal_names_no_tenant() -> None:
+    async with simulated_cluster() as cluster:
+        first = allocated(cluster)
+        await running(cluster, first)
+        began = cluster.clock.monotonic()
+        wrong = await refusal(cluster, allocated(cluster, namespace="umbrella").call(wait=10.0))
+        assert cluster.clock.monotonic() - began >= 10.0
+        assert (type(wrong), wrong.code) == (NotReady, ErrorCode.PREPARED_FOR_CLAIM)
+        assert f"acme/{first.name}" in str(wrong)
+        assert "acme" not in wrong.public_message
+        assert grants_of(cluster) == 1
+
+
+@in_virtual_time
+async def test_device_stays_with_a_prepared_claim_although_all_its_pods_have_ended() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.kubelet.claim_ended = lambda tenant, ordered: None  # the kubelet never calls Unprepare
+        cluster.kubelet.delete(tenant)
+        await cluster.run(120.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert cluster.gpu().cells != [""] * 4
+
+
+@in_virtual_time
+async def test_container_restart_within_a_claim_is_no_hand_over_and_reads_its_own_data() -> None:
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster, allocated(cluster))
+        cluster.kubelet.exit(tenant, again=True)
+        await cluster.until(lambda: tenant.starts == 2 and bool(cluster.process_table.holders(tenant.devices[0])))
+        assert grants_of(cluster) == 1
+        await cluster.run(5.0)
+        assert "unauthorized.use.detected" not in event_names(cluster)
+
+
+@in_virtual_time
+async def test_certificate_of_a_grant_to_a_claim_lists_later_starts_as_not_covered() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        await running(cluster, claim)
+        other = await started(cluster, "acme", "web-0", 1)
+        (granted,) = claim.answer
+        lines = cluster.ledger_store.certificates[granted.certificate or ""].not_covered
+        assert any("restarts of containers within the claim" in line for line in lines)
+        last = cluster.record(1).last_grant
+        assert last is not None
+        assert last.pod == other.pod
+        ordinary = cluster.ledger_store.certificates[last.certificate or ""].not_covered
+        assert not any("claim" in line for line in ordinary)
+
+
+@in_virtual_time
+async def test_no_exception_of_the_policy_applies_to_a_claim() -> None:
+    from tests.simulation.start_requests import TRUSTED
+
+    async with simulated_cluster(policy=TRUSTED) as cluster:
+        first = allocated(cluster)
+        cluster.kubelet.delete(await running(cluster, first))
+        await cluster.until(lambda: first.released)
+        await running(cluster, allocated(cluster), "train-1")
+        last = cluster.record().last_grant
+        assert last is not None
+        assert last.basis is Basis.CERTIFICATE
+
+
+# -- the device plugin and the driver ----------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_prepare_refuses_a_device_that_the_plugin_advertises_until_the_plugin_excludes_it() -> None:
+    async with simulated_cluster() as cluster:
+        mine, other = cluster.gpu(0).id, cluster.gpu(1).id
+        await cluster.node.announce("nvidia.com/gpu", {mine: mine, other: other})
+        claim = allocated(cluster)
+        wrong = await refusal(cluster, claim.call())
+        assert (type(wrong), wrong.code) == (Refused, ErrorCode.ADVERTISED_BY_PLUGIN)
+        assert "nvidia.com/gpu" in str(wrong)
+        await cluster.node.announce("nvidia.com/gpu", {other: other})
+        await running(cluster, claim)
+
+
+@in_virtual_time
+async def test_container_start_waits_for_a_device_that_is_prepared_for_a_claim() -> None:
+    async with simulated_cluster() as cluster:
+        await running(cluster, allocated(cluster))
+        tenant = await admitted(cluster)
+        with pytest.raises(ScrubberError) as refused:
+            await request_start(cluster, tenant, 3.0)
+        assert refused.value.code in (
+            ErrorCode.PREPARED_FOR_CLAIM,
+            ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN,
+            ErrorCode.REASSIGNED,
+        )
+        assert grants_of(cluster) == 1
+
+
+@in_virtual_time
+async def test_prepare_waits_for_the_pod_that_has_the_device_from_the_plugin() -> None:
+    async with simulated_cluster() as cluster:
+        tenant = await started(cluster, "acme", "web-0")
+        claim = allocated(cluster, namespace="umbrella")
+        assert isinstance(await refusal(cluster, claim.call(wait=5.0)), NotReady)
+        cluster.kubelet.delete(tenant)
+        await running(cluster, claim)
+
+
+# -- pods of a claim ---------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_second_pod_of_a_claim_is_a_tenant_as_soon_as_the_kubelet_lists_it() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        await running(cluster, claim)
+        second = await running(cluster, claim, "train-1")
+        await cluster.run(5.0)
+        (known,) = cluster.record().prepared_claims
+        assert second.pod in known.pods
+        assert "unauthorized.use.detected" not in event_names(cluster)
+        assert not cluster.record().contaminated
+        assert grants_of(cluster) == 1
+
+
+@in_virtual_time
+async def test_pod_that_a_report_lacks_stays_with_the_claim_until_it_is_over() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        first, second = await running(cluster, claim), await running(cluster, claim, "train-1")
+        await cluster.node.claims.set_pods(claim.uid, [first.pod, second.pod])
+        await cluster.node.claims.set_pods(claim.uid, [second.pod])
+        assert set(cluster.record().prepared_claims[0].pods) == {first.pod, second.pod}
+        cluster.kubelet.force_delete(first, 0.5)
+        await cluster.run(5.0)
+        await cluster.node.claims.set_pods(claim.uid, [second.pod])
+        assert cluster.record().prepared_claims[0].pods == (second.pod,)
+        await cluster.node.claims.set_pods(claim.uid, [])
+        assert cluster.record().prepared_claims[0].pods == (second.pod,)
+
+
+@in_virtual_time
+async def test_claim_of_two_pods_is_refused_where_the_policy_says_sharing_never() -> None:
+    async with simulated_cluster(policy=ONE_POD) as cluster:
+        claim = allocated(cluster)
+        call = claim.call()
+        pods = (Pod("acme", "train-0", "uid-a"), Pod("acme", "train-1", "uid-b"))
+        wrong = await refusal(cluster, replace(call, claim=replace(call.claim, pods=pods)))
+        assert (type(wrong), wrong.code) == (Refused, ErrorCode.CLAIM_SHARED)
+        await running(cluster, claim)
+
+
+@in_virtual_time
+async def test_device_is_withheld_and_the_use_recorded_when_a_second_pod_joins_against_the_policy() -> None:
+    async with simulated_cluster(policy=ONE_POD) as cluster:
+        claim = allocated(cluster)
+        await running(cluster, claim)
+        assert cluster.node.view().devices[0].advertised
+        await running(cluster, claim, "train-1")
+        await cluster.run(3.0)
+        view = cluster.node.view().devices[0]
+        assert not view.advertised
+        assert "sharing: never" in view.withheld
+        assert event_names(cluster).count("claim.shared-against-policy") == 1
+
+
+@in_virtual_time
+async def test_pods_of_an_unknown_claim_are_ignored() -> None:
+    async with simulated_cluster() as cluster:
+        writes = cluster.ledger_store.writes
+        await cluster.node.claims.set_pods("claim-uid-unknown", [Pod("acme", "train-0", "uid-a")])
+        assert cluster.ledger_store.writes == writes
+
+
+# -- Unprepare ---------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_unprepare_succeeds_after_the_devices_are_scrubbed_and_the_next_claim_takes_the_fast_path() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster, 0, 1)
+        cluster.kubelet.delete(await running(cluster, claim))
+        await cluster.until(lambda: claim.released)
+        assert [cluster.record(number).hygiene for number in (0, 1)] == [Hygiene.CLEAN] * 2
+        assert cluster.gpu().cells == [""] * 4
+        assert cluster.node.claims.current() == ()
+        following = allocated(cluster, namespace="umbrella")
+        await running(cluster, following)
+        assert [each.path.value for each in following.answer] == ["fast"]
+
+
+@in_virtual_time
+async def test_unprepare_of_an_unknown_claim_is_done_at_once() -> None:
+    async with simulated_cluster() as cluster:
+        assert await unprepared(cluster, allocated(cluster), 0.0) == ClaimRelease(done=True)
+
+
+@in_virtual_time
+async def test_unprepare_while_the_tenant_computes_is_not_done_and_clears_nothing() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        began = cluster.clock.monotonic()
+        result = await unprepared(cluster, claim, 5.0)
+        assert cluster.clock.monotonic() - began >= 5.0
+        assert not result.done
+        assert cluster.gpu().id in result.waits_for
+        assert tenant.pod.name not in result.waits_for
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert cluster.gpu().cells != [""] * 4
+        cluster.kubelet.delete(tenant)
+        assert (await unprepared(cluster, claim)).done
+
+
+@in_virtual_time
+async def test_claim_allocated_after_a_forced_deletion_waits_until_the_first_tenant_has_ended() -> None:
+    async with simulated_cluster() as cluster:
+        first = allocated(cluster)
+        tenant = await running(cluster, first)
+        cluster.kubelet.force_delete(tenant, lives_on=8.0)
+        following = await running(cluster, allocated(cluster, namespace="umbrella"), "serve-0")
+        await cluster.until(lambda: first.released)
+        assert not any(cluster.process_table.living(tenant.uid))
+        assert following.running
+        assert grants_of(cluster) == 2
+
+
+@in_virtual_time
+async def test_device_that_fails_its_scrub_is_withheld_and_does_not_keep_the_pod() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster, 0, 1)
+        tenant = await running(cluster, claim)
+        cluster.gpu(1).wont_clear = True
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: claim.released)
+        assert claim.withheld == (cluster.gpu(1).id,)
+        assert not tenant.listed or await _gone(cluster, tenant)
+        assert cluster.record(0).hygiene is Hygiene.CLEAN
+        assert isinstance(await refusal(cluster, allocated(cluster, 1).call(wait=1.0)), Quarantined)
+
+
+async def _gone(cluster: SimulatedCluster, tenant: Tenant) -> bool:
+    await cluster.run(0.1)
+    return not tenant.listed
+
+
+@in_virtual_time
+async def test_device_that_fails_in_use_is_withheld_at_unprepare_with_its_cause() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.gpu().report_xid(95)
+        cluster.signal(0)
+        await cluster.until(lambda: not cluster.record().advertised)
+        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.kubelet.delete(tenant)
+        result = await unprepared(cluster, claim)
+        assert result.done
+        assert [(each.device, each.code) for each in result.withheld] == [(cluster.gpu().id, "xid-95")]
+
+
+@in_virtual_time
+async def test_leftover_of_a_claim_is_killed_after_its_grace_period_although_its_pod_is_still_listed() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        await cluster.run(3.0)
+        assert tenant.first is not None
+        left = cluster.process_table.fork(tenant.first)
+        cluster.kubelet.delete(tenant)
+        await cluster.run(DEFAULT.limits.leftover_grace_period - 5.0)
+        assert left.alive
+        await cluster.until(lambda: claim.released)
+        assert not left.alive
+
+
+@in_virtual_time
+async def test_unprepare_is_done_with_the_device_withheld_although_a_process_of_no_pod_keeps_it_open() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.kubelet.delete(tenant)
+        foreign = cluster.process_table.start(None, "", "host")
+        cluster.process_table.open(foreign, cluster.gpu().id)
+        await cluster.until(lambda: claim.released, 300.0)
+        assert claim.withheld == (cluster.gpu().id,)
+        assert foreign.alive
+
+
+@in_virtual_time
+async def test_pod_that_only_the_driver_names_loses_no_process() -> None:
+    async with simulated_cluster() as cluster:
+        victim = cluster.process_table.start("victim-uid", "main#1", "victim", first=True)
+        claim = allocated(cluster)
+        tenant = cluster.claims.admit(claim, "train-0", starts=False)
+        await cluster.claims.prepare(claim, tenant)
+        await cluster.node.claims.set_pods(claim.uid, [tenant.pod, Pod("acme", "absent-0", "victim-uid")])
+        cluster.kubelet.delete(tenant)
+        await cluster.run(4 * DEFAULT.limits.leftover_grace_period)
+        assert victim.alive
+        assert not claim.released
+        cluster.process_table.end(victim)
+        await cluster.until(lambda: claim.released)
+
+
+@in_virtual_time
+async def test_pods_of_another_namespace_are_refused() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        await running(cluster, claim)
+        with pytest.raises(InvalidRequest):
+            await cluster.node.claims.set_pods(claim.uid, [Pod("umbrella", "train-0", "uid-b")])
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_pod_that_never_ran_is_over_at_unprepare(observed: bool) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        async with simulated_cluster() as cluster:
+            cluster.process_table.has_cgroups = observed
+            claim = allocated(cluster)
+            tenant = cluster.claims.admit(claim, "train-0", starts=False)
+            await cluster.claims.prepare(claim, tenant)
+            cluster.kubelet.delete(tenant)
+            began = cluster.clock.monotonic()
+            await cluster.until(lambda: claim.released)
+            assert cluster.clock.monotonic() - began < 10.0
+
+    check()
+
+
+@in_virtual_time
+async def test_shared_claim_is_unprepared_with_its_last_pod() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        first, second = await running(cluster, claim), await running(cluster, claim, "train-1")
+        cluster.kubelet.delete(first)
+        await cluster.run(10.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert not claim.releasing
+        cluster.kubelet.delete(second)
+        await cluster.until(lambda: claim.released)
+        assert cluster.record().hygiene is Hygiene.CLEAN
+
+
+@in_virtual_time
+async def test_prepare_of_a_claim_that_is_being_released_is_a_new_hand_over() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        assert not (await unprepared(cluster, claim, 0.0)).done
+        assert isinstance(await refusal(cluster, claim.call(wait=2.0)), NotReady)
+        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.kubelet.delete(tenant)
+        answer = await prepared(cluster, claim.call())
+        assert [each.grant for each in answer] == [2]
+        assert [each.uid for each in cluster.record().prepared_claims] == [claim.uid]
+
+
+@in_virtual_time
+async def test_unprepare_does_not_overtake_a_prepare_in_progress() -> None:
+    """Otherwise the devices would be granted to a claim that the kubelet has forgotten."""
+    async with simulated_cluster() as cluster:
+        await running(cluster, allocated(cluster))
+        second = allocated(cluster, namespace="umbrella")
+        waiting = asyncio.ensure_future(prepared(cluster, second.call(wait=20.0)))
+        await cluster.run(1.0)
+        result = await unprepared(cluster, second, 1.0)
+        assert not result.done
+        with pytest.raises(NotReady):
+            await waiting
+        assert (await unprepared(cluster, second, 1.0)).done
+
+
+@in_virtual_time
+async def test_operator_scrub_releases_a_claim_that_is_never_unprepared_once_its_pods_are_gone() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        assert cluster.service is not None
+        with pytest.raises(DeviceBusy):
+            await cluster.service.scrub(cluster.gpu().id)
+        cluster.kubelet.force_delete(tenant, 0.5)
+        await cluster.run(5.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        await cluster.service.scrub(cluster.gpu().id)
+        assert cluster.record().hygiene is Hygiene.CLEAN
+        assert cluster.node.claims.current() == ()
+        (event,) = [each for each in cluster.ledger_store.events if each.name == "claim.unprepare-requested"]
+        assert event.actor == "uid:0"
+
+
+@in_virtual_time
+async def test_claim_of_a_device_that_has_left_the_node_is_released_and_the_device_is_scrubbed_when_it_returns() -> (
+    None
+):
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.gpu().listed = False
+        cluster.kill()
+        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.kubelet.delete(tenant)
+        await cluster.start_service()
+        assert [each.claim.uid for each in cluster.node.claims.current()] == [claim.uid]
+        result = await unprepared(cluster, claim, 1.0)
+        assert result.done
+        assert [(each.device, each.code) for each in result.withheld] == [(cluster.gpu().id, "device-lost")]
+        cluster.gpu().listed = True
+        cluster.node.devices.inventory_changed.set()
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+        assert cluster.gpu().cells == [""] * 4
+
+
+# -- a yielded node ----------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_claim_is_released_on_a_yielded_node_and_scrubbed_after_it() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.kubelet.delete(tenant)
+        await cluster.node.yields.request(YieldRequester.OPERATOR, "driver upgrade", "uid:0")
+        node = driverless_node(cluster)
+        with pytest.raises(NotReady):
+            await node.claims.prepare(claim.call())
+        result = await node.claims.unprepare(claim.uid, 0.0)
+        assert result.done
+        assert [(each.device, each.code) for each in result.withheld] == [(cluster.gpu().id, "node-yielded")]
+        cluster.kill()
+        await cluster.start_service()
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+
+
+@in_virtual_time
+async def test_prepared_claim_gets_no_answer_while_a_yield_is_requested() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        await running(cluster, claim)
+        await cluster.node.yields.request(YieldRequester.OPERATOR, "driver upgrade", "uid:0")
+        wrong = await refusal(cluster, claim.call())
+        assert (type(wrong), wrong.code) == (NotReady, ErrorCode.NODE_YIELDED)
+
+
+@in_virtual_time
+async def test_claim_is_not_released_while_the_service_waits_for_its_driver() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        await running(cluster, claim)
+        node = driverless_node(cluster, driver_error=lambda: "no driver")
+        with pytest.raises(NotReady):
+            await node.claims.unprepare(claim.uid, 0.0)
+        assert cluster.record().prepared_claims != ()
+
+
+# -- restarts ----------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_devices_of_a_claim_are_untouched_by_a_restart_of_the_service() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cells = list(cluster.gpu().cells)
+        cluster.kill()
+        await cluster.start_service()
+        await cluster.run(10.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert cluster.gpu().cells == cells
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: claim.released)
+        assert cluster.record().hygiene is Hygiene.CLEAN
+
+
+@in_virtual_time
+async def test_release_that_a_kill_interrupts_is_completed_by_the_next_service() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        cluster.kubelet.delete(await running(cluster, claim))
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.SCRUBBING)
+        cluster.kill()
+        await cluster.start_service()
+        await cluster.until(lambda: claim.released)
+        assert cluster.record().hygiene is Hygiene.CLEAN
+
+
+@in_virtual_time
+async def test_claim_gets_a_new_grant_on_a_scrubbed_device_after_a_reboot() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        before = claim.answer
+        cluster.reboot()
+        assert cluster.gpu().cells != [""] * 4
+        await cluster.start_service()
+        await cluster.until(lambda: tenant.running)
+        assert [each.device for each in claim.answer] == [each.device for each in before]
+        assert grants_of(cluster) == 2
+
+
+@in_virtual_time
+async def test_sandbox_of_an_adopted_pod_does_not_delay_the_prepare_of_its_own_claim() -> None:
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster, allocated(cluster))
+        cluster.unreadable.add(tenant.uid)
+        cluster.reboot()
+        await cluster.start_service()
+        await cluster.run(2.0)
+        assert cluster.record().open_grants[-1].basis is Basis.ADOPTED
+        cluster.unreadable.clear()
+        await cluster.until(lambda: tenant.running)
+
+
+@in_virtual_time
+async def test_unprepare_after_a_reboot_is_done() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.kubelet.delete(tenant)
+        cluster.reboot()
+        await cluster.start_service()
+        assert await unprepared(cluster, claim, 0.0) == ClaimRelease(done=True)
+
+
+# -- admin access ------------------------------------------------------------------------------------------------------
+
+
+def _with_admin_access(claim: SimulatedClaim) -> PrepareClaimCall:
+    return replace(claim.call(), devices=(), admin_devices=claim.devices)
+
+
+@in_virtual_time
+async def test_admin_access_is_recorded_and_changes_nothing_about_the_device() -> None:
+    async with simulated_cluster() as cluster:
+        await running(cluster, allocated(cluster))
+        before = cluster.record()
+        admin = allocated(cluster, namespace="monitoring")
+        assert await prepared(cluster, _with_admin_access(admin)) == ()
+        assert await prepared(cluster, _with_admin_access(admin)) == ()
+        after = cluster.record()
+        assert (after.hygiene, after.open_grants, after.tenant) == (before.hygiene, before.open_grants, "acme")
+        assert event_names(cluster).count("claim.admin-access") == 1
+        assert (await unprepared(cluster, admin, 0.0)).done
+        assert cluster.record().admin_claims == ()
+
+
+@in_virtual_time
+async def test_pod_with_admin_access_is_neither_adopted_nor_an_unauthorized_user() -> None:
+    async with simulated_cluster() as cluster:
+        admin = allocated(cluster, namespace="monitoring")
+        monitor = cluster.claims.admit(admin, "monitor-0", starts=False)
+        await prepared(cluster, _with_admin_access(admin))
+        cluster.kubelet.listed_claims.add(admin.uid)
+        process = cluster.process_table.start(
+            monitor.uid, f"{monitor.uid}/main", "", mounted=frozenset(admin.devices), first=True
+        )
+        cluster.process_table.open(process, cluster.gpu().id)
+        await cluster.run(10.0)
+        assert cluster.record().hygiene is not Hygiene.IN_USE
+        assert cluster.record().open_grants == ()
+        assert not {"unauthorized.use.detected", "device.adopted"} & set(event_names(cluster))
+        cluster.process_table.end(process)
+
+
+@in_virtual_time
+async def test_prepared_claims_are_listed_with_their_devices_and_pods() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster, 0, 1)
+        tenant = await running(cluster, claim)
+        (found,) = cluster.node.claims.current()
+        assert found.devices == claim.devices
+        assert found.claim == Claim(claim.uid, "acme", claim.name, DRIVER, (tenant.pod,))

@@ -1,0 +1,144 @@
+"""The API server client's requests about claims and slices, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plugin.cluster.client import ApiServerClient
+from plugin.cluster.errors import ApiBusy, ApiConflict, ApiForbidden, ApiInvalidRequest, ApiNotFound, ApiUnavailable
+from tests.cluster.api_server import MERGE, ApiServerStandIn, Request, Response, failure, kubeconfig
+from tests.plugin_collaborators import DEADLINE
+
+DRIVER = "gpu.scrubber.dev"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+FUTURE = {"newField": {"of": ["a", "later", "version"]}}
+SLICE = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "ResourceSlice",
+    "metadata": {"name": "0-a", "resourceVersion": "7"},
+    "spec": {"driver": DRIVER, "nodeName": "node-1", "devices": [{"name": "gpu-0", **FUTURE}]},
+}
+
+
+@asynccontextmanager
+async def connected(directory: Path, *answers: Response) -> AsyncIterator[tuple[ApiServerClient, list[Request]]]:
+    """Provide a client, and the requests that the API server received; it gives ``answers`` in turn,
+    and the last one from then on."""
+    waiting = list(answers)
+
+    def next_answer(request: Request) -> Response:
+        return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+    async with ApiServerStandIn() as server:
+        server.fault = next_answer
+        client = ApiServerClient(kubeconfig(directory, server.url), "node-1", deadline=DEADLINE)
+        yield client, server.requests
+        await client.close()
+
+
+def watch_events(*events: tuple[str, dict[str, Any]]) -> Response:
+    lines = "".join(json.dumps({"type": kind, "object": object_}) + "\n" for kind, object_ in events)
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(lines)}\r\n\r\n"
+    return Response(raw=(head + lines).encode())
+
+
+async def test_claim_is_read_with_fields_that_the_library_does_not_know(tmp_path: Path) -> None:
+    claim = {"metadata": {"name": "c", "namespace": "team-a", "uid": "u"}, "spec": FUTURE}
+    async with connected(tmp_path, Response(200, claim)) as (client, requests):
+        assert await client.get_claim("team-a", "c") == claim
+        assert requests[0].path == "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/c"
+
+
+async def test_claim_status_is_changed_by_a_merge_patch_of_the_subresource(tmp_path: Path) -> None:
+    patch = {"status": {"devices": [{"driver": DRIVER}]}}
+    async with connected(tmp_path, Response(200, {"metadata": {"name": "c"}})) as (client, requests):
+        await client.patch_claim_status("team-a", "c", patch)
+        (request,) = requests
+        assert request.path == "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/c/status"
+        assert (request.method, request.kind, request.body) == ("PATCH", MERGE, patch)
+
+
+async def test_slices_of_the_driver_on_this_node_are_listed_with_the_lists_version(tmp_path: Path) -> None:
+    found = {"metadata": {"resourceVersion": "41"}, "items": [SLICE]}
+    async with connected(tmp_path, Response(200, found)) as (client, requests):
+        assert await client.list_slices(DRIVER) == ("41", [SLICE])
+        (selector,) = requests[0].query["fieldSelector"]
+        assert sorted(selector.split(",")) == [f"spec.driver={DRIVER}", "spec.nodeName=node-1"]
+
+
+async def test_slice_is_created_replaced_and_deleted(tmp_path: Path) -> None:
+    answers = Response(201, SLICE), Response(200, SLICE), Response(200, {"kind": "Status", "status": "Success"})
+    async with connected(tmp_path, *answers) as (client, requests):
+        assert await client.create_slice(SLICE) == SLICE
+        assert await client.replace_slice(SLICE) == SLICE
+        await client.delete_slice("0-a")
+        assert [(each.method, each.path) for each in requests] == [
+            ("POST", SLICES),
+            ("PUT", f"{SLICES}/0-a"),
+            ("DELETE", f"{SLICES}/0-a"),
+        ]
+        assert requests[0].body == requests[1].body == SLICE
+
+
+async def test_watch_of_slices_begins_after_a_version_and_yields_each_change(tmp_path: Path) -> None:
+    raw = watch_events(("MODIFIED", SLICE), ("DELETED", SLICE))
+    async with connected(tmp_path, raw) as (client, requests):
+        changes = client.watch_slices(DRIVER, "41")
+        assert [await anext(changes), await anext(changes)] == [("MODIFIED", SLICE), ("DELETED", SLICE)]
+        await changes.aclose()
+        assert requests[0].query["resourceVersion"] == ["41"]
+
+
+GONE = failure(410, "Expired", "too old resource version: 41 (99)")
+
+
+@pytest.mark.parametrize("answer", [GONE, watch_events(("ERROR", GONE.body))], ids=["status", "event"])
+async def test_watch_from_a_version_that_is_too_old_is_not_found(tmp_path: Path, answer: Response) -> None:
+    async with connected(tmp_path, answer) as (client, _):
+        with pytest.raises(ApiNotFound, match="410"):
+            await anext(client.watch_slices(DRIVER, "41"))
+
+
+async def test_error_event_of_a_watch_that_asks_for_a_pause_keeps_its_kind(tmp_path: Path) -> None:
+    busy = failure(429, "TooManyRequests", "the server is busy")
+    async with connected(tmp_path, watch_events(("ERROR", busy.body))) as (client, _):
+        with pytest.raises(ApiBusy, match="the server is busy"):
+            await anext(client.watch_slices(DRIVER, "41"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (failure(403, "Forbidden", "cannot create resourceslices"), ApiForbidden),
+        (failure(409, "Conflict", "modified"), ApiConflict),
+        (failure(422, "Invalid", "status.devices: Forbidden"), ApiInvalidRequest),
+        (failure(401, "Unauthorized", "who are you"), ApiUnavailable),
+    ],
+)
+async def test_refusal_of_a_slice_becomes_an_error_with_the_servers_message(
+    tmp_path: Path, answer: Response, error: type[Exception]
+) -> None:
+    async with connected(tmp_path, answer) as (client, _):
+        with pytest.raises(error, match=answer.body["message"]):
+            await client.create_slice(SLICE)
+
+
+async def test_uid_of_the_node_is_read_for_the_owner_reference(tmp_path: Path) -> None:
+    async with connected(tmp_path, Response(200, {"metadata": {"name": "node-1", "uid": "node-uid"}})) as (client, _):
+        assert await client.get_node_uid() == "node-uid"
+
+
+async def test_one_claim_is_watched_in_its_namespace(tmp_path: Path) -> None:
+    claim = {"metadata": {"name": "c", "namespace": "team-a", "uid": "u", "resourceVersion": "7"}}
+    async with connected(tmp_path, watch_events(("ADDED", claim))) as (client, requests):
+        changes = client.watch_claim("team-a", "c")
+        assert await anext(changes) == ("ADDED", claim)
+        await changes.aclose()
+        assert requests[0].path == "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
+        assert requests[0].query["fieldSelector"] == ["metadata.name=c"]

@@ -1,0 +1,97 @@
+"""The invariants of the design with resource claims, in a simulated cluster in which everything fails in every order.
+
+Claims are prepared, shared and released, pods with and without claims follow each other on the same devices, tenants are
+deleted by force and compute on, the kubelet forgets what is prepared, and the service is killed at any of its writes. The
+laws of ``tests/simulation/laws.py`` check every step; at the end every pod that can start has to start, and every claim whose
+pods are gone has to be released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+from hypothesis import settings
+
+from tests.property.test_engine_simulation import ACTS as ACTS_OF_PODS
+from tests.property.test_engine_simulation import NAMESPACES, Draw, _some
+from tests.simulation.scenario import POLICIES, Plot, Step, play_plot, shortest
+
+SEEDS_PER_PART = 40
+PARTS = 4
+MOMENTS = (0.0, 0.004, 0.06, 0.4, 1.1, 3.0, 3.0, 9.0, 35.0)
+
+ACTS: Mapping[str, tuple[int, Draw]] = {
+    **ACTS_OF_PODS,
+    "a_pod_is_admitted": (2, ACTS_OF_PODS["a_pod_is_admitted"][1]),
+    "a_claim_is_allocated": (
+        8,
+        _some(
+            namespace=NAMESPACES, name=("claim-a", "claim-b"), device_count=(1, 1, 2), kind=("plain", "plain", "late")
+        ),
+    ),
+    "a_claim_follows_another": (
+        4,
+        _some(namespace=NAMESPACES, choice=range(6), writes=(True, False), lives_on=(0.5, 4.0, 60.0)),
+    ),
+    "a_pod_shares_a_claim": (3, _some(choice=range(6), name=("share-a", "share-b"))),
+    "the_driver_reports_pods": (2, _some(choice=range(6))),
+    "a_pod_is_deleted": (5, ACTS_OF_PODS["a_pod_is_deleted"][1]),
+    "the_kubelet_starts_again": (2, _some()),
+    "the_service_ends": (3, ACTS_OF_PODS["the_service_ends"][1]),
+    "the_service_will_be_killed_at_a_write": (3, ACTS_OF_PODS["the_service_will_be_killed_at_a_write"][1]),
+}
+"""Each act with its weight, and what is drawn for it."""
+
+
+def draw(seed: int) -> tuple[str, Plot]:
+    """Draw a policy and a plot. Some acts are omitted from each plot, so that others get further."""
+    random = Random(f"claims {seed}")
+    policy = random.choice(("default", "default", *POLICIES))
+    left_out = set(random.sample(sorted(ACTS), random.randint(0, 11))) - {"a_claim_is_allocated"}
+    acts = [act for act in ACTS if act not in left_out]
+    chosen = random.choices(acts, [ACTS[act][0] for act in acts], k=random.choice((8, 15, 30, 50)))
+    return policy, tuple(Step(act, ACTS[act][1](random), random.choice(MOMENTS)) for act in chosen)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_invariant_is_violated_by_any_sequence_of_events_with_claims(part: int) -> None:
+    thorough = settings().max_examples > 1_000
+    seeds = SEEDS_PER_PART * (20 if thorough else 1)
+    for seed in range(part * 1_000_000, part * 1_000_000 + seeds):
+        policy, plot = draw(seed)
+        wrong = play_plot(policy, plot)
+        if wrong is not None:
+            story = "\n".join(f"    {step}" for step in shortest(policy, plot))
+            pytest.fail(f"seed {seed}, policy {policy}: {wrong}\n{story}", pytrace=False)
+
+
+WRITES = range(1, 17)
+"""Up to beyond the last write of the story below."""
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("writes", WRITES)
+def test_service_killed_at_any_write_of_two_claims_violates_no_invariant(writes: int, durable: bool) -> None:
+    """A claim of two devices is shared, deleted by force, followed by another one, and that is released."""
+    story = (
+        Step("the_kubelet_can_be_trusted_or_not", {"trust": "trusted"}, 9.0),  # every device is clean
+        Step("the_service_will_be_killed_at_a_write", {"writes": writes, "durable": durable}, 0.0),
+        Step(
+            "a_claim_is_allocated",
+            {"namespace": "acme-space", "name": "claim-a", "device_count": 2, "kind": "plain"},
+            3.0,
+        ),
+        Step("a_pod_shares_a_claim", {"choice": 0, "name": "share-a"}, 3.0),
+        Step("a_pod_writes_everywhere", {"choice": 0}, 0.0),
+        Step("a_pod_is_deleted", {"choice": 1, "lives_on": None, "child": "none"}, 1.1),
+        Step(
+            "a_claim_follows_another",
+            {"namespace": "umbrella-space", "choice": 0, "writes": True, "lives_on": 4.0},
+            9.0,
+        ),
+        Step("a_pod_is_deleted", {"choice": 0, "lives_on": None, "child": "holds"}, 35.0),
+    )
+    assert play_plot("default", story) is None
