@@ -19,8 +19,6 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
-    # The emulated API server.
-    ("test_api_server", r"client\.http\.get\(NODES, timeout=0\.05\)", "The server never answers."),
     # Children of the service, and programs that it runs.
     (
         "test_children*",
