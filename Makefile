@@ -7,7 +7,7 @@ CODE  := $(wildcard scrubber plugin dashboards tests bench scripts)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-fast lint format bench soak pod-matrix boards boards-preview reference gpu-check kernels protos lock clean
+.PHONY: help venv demo test test-fast lint format bench soak pod-matrix boards boards-preview reference chart deb gpu-check cluster-check kernels protos lock clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,8 +18,8 @@ $(STAMP): pyproject.toml requirements/dev.txt scripts/bootstrap.sh
 	@scripts/bootstrap.sh $(VENV)
 	@touch $@
 
-demo: $(STAMP)  ## the story of a hand-over, on a simulated node
-	@$(BIN)/scrubber demo
+demo: $(STAMP)  ## the story of a hand-over, on a simulated node (ARGS=--dra: with resource claims)
+	@$(BIN)/scrubber demo $(ARGS)
 
 test: $(STAMP)  ## all tests but those that ask for a real GPU, four processes at a time
 	@scripts/test.sh $(BIN)/python
@@ -56,10 +56,23 @@ reference: $(STAMP)  ## generate the schemas of policies, and the pages of setti
 	$(BIN)/python scripts/gen_schema.py
 	$(BIN)/python scripts/gen_reference.py
 
+chart: $(STAMP)  ## generate the Helm chart from the kustomize manifests, check it, and write its archive to dist
+	$(BIN)/python scripts/gen_chart.py --package dist
+
+# For the Debian or Ubuntu release of this machine. ARGS="--cuda 13" for drivers from 580 on, "--cuda none" without a GPU library.
+deb: $(STAMP)  ## build a Debian package of both programs as systemd units, into dist
+	$(BIN)/python scripts/build_deb.py $(ARGS)
+
 # On a machine with a GPU that nobody else uses. PYTHON may have CuPy and nvidia-ml-py already; nothing is installed.
 PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 gpu-check:  ## what only a real GPU can prove; overwrites its memory; results go to bench/results/
 	$(PYTHON) -m tests.gpu $(ARGS)
+
+# KUBECONFIG=… and RESOURCE=nvidia.com/gpu or DEVICE_CLASS=gpu.scrubber.dev; IMAGE, NAMESPACE_PREFIX and ARGS if needed.
+cluster-check: $(STAMP)  ## on a cluster: what does a tenant find of the one before? (docs/cluster-check.md)
+	@$(BIN)/python -m tests.clustercheck $(if $(KUBECONFIG),--kubeconfig '$(KUBECONFIG)') $(if $(RESOURCE),--resource '$(RESOURCE)') \
+		$(if $(DEVICE_CLASS),--device-class '$(DEVICE_CLASS)') $(if $(IMAGE),--image '$(IMAGE)') \
+		$(if $(NAMESPACE_PREFIX),--namespace-prefix '$(NAMESPACE_PREFIX)') $(ARGS)
 
 kernels: $(STAMP)  ## compile the CUDA kernels to PTX anew
 	$(BIN)/python scripts/make_kernels.py

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bench import (
     allocation,
+    claims,
     clearing,
     fault,
     footprint,
@@ -30,12 +31,14 @@ from bench import (
     starting,
     storm,
 )
+from bench.claims import ClaimNode
 from bench.echo import Echo
 from bench.figures import Amount, Timing
 from bench.node import BenchNode, other_processes
 from bench.report import SCHEMA, Report, dump, load, render
 from bench.targets import evaluate_targets
 from scrubber import __version__
+from scrubber.emulator.playground import Playground
 from scrubber.emulator.pods import EmulatedPod
 from tests.integration.nvidia_stage import NvidiaStage
 
@@ -47,6 +50,7 @@ _TAKE_OVER_MEMORY = "48MiB"
 _TAKE_OVER_DEVICES = (1, 8)
 _STORM_DEVICES = 8
 _XID_GPUS = 8
+_CLAIM_DEVICES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class BenchSize:
     restarts: int
     recoveries: int
     """For each recovery method."""
+    claims: int
+    publications: int
     storm_seconds: float
     """Seconds of restarts without and with the storm."""
 
@@ -97,6 +103,8 @@ FULL = BenchSize(
     scrapes=200,
     restarts=40,
     recoveries=5,
+    claims=112,
+    publications=claims.MAX_PUBLICATIONS,
     storm_seconds=60.0,
 )
 QUICK = BenchSize(
@@ -118,6 +126,8 @@ QUICK = BenchSize(
     scrapes=20,
     restarts=8,
     recoveries=1,
+    claims=8,
+    publications=1,
     storm_seconds=5.0,
 )
 
@@ -145,6 +155,7 @@ class BenchRun:
         await self._xids(fault.quick_recovery(scratch))
         await self._load()
         await self._recoveries()
+        await self._claims(fault.quick_recovery(scratch))
         await self._storm()
 
     async def _starts(self) -> None:
@@ -159,7 +170,9 @@ class BenchRun:
         async with BenchNode.start(16, policy=str(policy)) as node, _echo(node) as echo:
             self.containers = "marker" if node.stage.cgroup_parent is None else "cgroup v2"
             self.log_progress("idle")
-            self.amounts += await footprint.at_rest(node, seconds=extent.idle_seconds, name="idle", title="16 devices")
+            self.amounts += await footprint.at_rest(
+                node.stage, seconds=extent.idle_seconds, name="idle", title="16 devices"
+            )
             self.timings += await starting.command_line(node.stage, runs=extent.starts)
 
             self.amounts.append(
@@ -188,7 +201,7 @@ class BenchRun:
                 )
             self.log_progress("idle, 16 pods")
             self.amounts += await footprint.at_rest(
-                node, seconds=extent.idle_seconds / 2, name="idle-with-pods", title="16 devices in use"
+                node.stage, seconds=extent.idle_seconds / 2, name="idle-with-pods", title="16 devices in use"
             )
             self.log_progress(f"container restarts beside {scrape.SCRAPERS} scrapers")
             timings, amounts = await scrape.restarts_while_scraped(node, echo, pods, seconds=extent.storm_seconds)
@@ -305,6 +318,21 @@ class BenchRun:
             self.timings += await recovery.recoveries(node, samples=samples)
         self.amounts += recovery.recovery_pauses()
 
+    async def _claims(self, policy: Path) -> None:
+        extent = self.extent
+        self.log_progress(f"a node of {_CLAIM_DEVICES} devices with the DRA driver: {extent.claims} claims")
+        async with ClaimNode.start(_CLAIM_DEVICES, policy=str(policy)) as node, _echo_of(node.stage) as echo:
+            self.timings += await claims.prepare_and_unprepare(node, echo, samples=extent.claims)
+            self.log_progress(f"{extent.faults} faults of devices with claims")
+            self.timings.append(await claims.fault_to_taint(node, faults=extent.faults))
+        devices = max(extent.devices)
+        self.log_progress(f"ResourceSlices of {devices} devices")
+        async with ClaimNode.start(devices, policy=str(policy)) as node:
+            timing, amounts = await claims.publication(node, samples=extent.publications)
+            self.timings.append(timing)
+            self.amounts += amounts
+            self.amounts += await claims.at_rest(node, seconds=extent.idle_seconds)
+
     async def _storm(self) -> None:
         self.log_progress(f"a storm of XIDs on one of {_STORM_DEVICES} devices")
         async with BenchNode.start(_STORM_DEVICES) as node, _echo(node) as echo:
@@ -320,7 +348,11 @@ class BenchRun:
 
 
 def _echo(node: BenchNode) -> contextlib.AbstractAsyncContextManager[Echo]:
-    return Echo.start(node.stage.directory / "echo.sock")
+    return _echo_of(node.stage)
+
+
+def _echo_of(stage: Playground) -> contextlib.AbstractAsyncContextManager[Echo]:
+    return Echo.start(stage.directory / "echo.sock")
 
 
 def main() -> None:

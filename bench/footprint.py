@@ -16,6 +16,7 @@ from pathlib import Path
 from bench.figures import Amount
 from bench.node import BenchNode
 from scrubber.adapters.nvidia.event_watch import EVENTS_MODULE
+from scrubber.emulator.playground import Playground
 
 __all__ = ["at_rest", "cpu_of_service", "event_children", "per_call", "written_by_service"]
 
@@ -43,9 +44,9 @@ class _Family:
         return {pid: _cpu_seconds(pid) for pid in (self.daemon, *self.children)}
 
 
-async def at_rest(node: BenchNode, *, seconds: float, name: str, title: str) -> list[Amount]:
+async def at_rest(stage: Playground, *, seconds: float, name: str, title: str) -> list[Amount]:
     """Measure CPU time over ``seconds`` and PSS at the end, by process and in total."""
-    families = _families(node)
+    families = _families(stage)
     began = time.monotonic()
     before = [family.cpu_seconds() for family in families]
     await asyncio.sleep(seconds)
@@ -76,7 +77,7 @@ async def per_call(
     ``call`` gets its number. Other load on the machine lengthens a call but hardly changes its CPU time, which is
     therefore the figure to use on a busy machine.
     """
-    families = _families(node)
+    families = _families(node.stage)
     before = [family.cpu_seconds() for family in families]
     for number in range(calls):
         await asyncio.sleep(every)
@@ -95,7 +96,7 @@ async def per_call(
 
 def event_children(node: BenchNode) -> list[Amount]:
     """Return the number of the service's children that wait for events of NVIDIA GPUs, and their memory."""
-    service, _ = _families(node)
+    service, _ = _families(node.stage)
     pids = [pid for pid in service.children if EVENTS_MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
     title = f"{len(node.devices)} GPUs, stand-in for NVIDIA's driver"
     return [
@@ -106,7 +107,7 @@ def event_children(node: BenchNode) -> list[Amount]:
 
 def cpu_of_service(node: BenchNode) -> float:
     """Return the CPU time in seconds that the service and its children have used so far."""
-    service, _ = _families(node)
+    service, _ = _families(node.stage)
     return sum(service.cpu_seconds().values())
 
 
@@ -116,8 +117,9 @@ def written_by_service(node: BenchNode) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
 
 
-def _families(node: BenchNode) -> tuple[_Family, _Family]:
-    return _Family("service", node.stage.service.pid), _Family("plugin", node.stage.plugin.pid)
+def _families(stage: Playground) -> tuple[_Family, _Family]:
+    other = "plugin" if stage.cluster is None else "driver"
+    return _Family("service", stage.service.pid), _Family(other, stage.plugin.pid)
 
 
 def _cpu_seconds(pid: int) -> float:

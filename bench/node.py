@@ -26,7 +26,7 @@ from scrubber.emulator.playground import Playground, fast_kubelet_timings, gpu_p
 from scrubber.emulator.pods import EmulatedPod, PodPhase
 from scrubber.emulator.timings import KubeletTimings
 
-__all__ = ["IDLE_CONTAINER", "MEMORY", "BenchNode", "hand_over_message", "other_processes"]
+__all__ = ["IDLE_CONTAINER", "MEMORY", "BenchNode", "hand_over_message", "other_processes", "unlimited_kubelet"]
 
 MEMORY = "1MiB"
 """Memory of each device where its size is irrelevant."""
@@ -61,7 +61,7 @@ class BenchNode:
             watch_interval: of the service, in seconds; by default its own default.
         """
         stage = Playground(
-            devices=devices, memory=memory, policy=policy, watch_interval=watch_interval, timings=_unlimited_kubelet()
+            devices=devices, memory=memory, policy=policy, watch_interval=watch_interval, timings=unlimited_kubelet()
         )
         metrics = _free_port()
         stage.service.arguments = (*stage.service.arguments, "--metrics-address", f"127.0.0.1:{metrics}")
@@ -133,7 +133,7 @@ async def other_processes(count: int) -> AsyncIterator[None]:
         await shell.wait()
 
 
-def _unlimited_kubelet() -> KubeletTimings:
+def unlimited_kubelet() -> KubeletTimings:
     """Return timings of a kubelet without rate limits: samples arrive faster than hand-overs in production."""
     return replace(
         fast_kubelet_timings(),

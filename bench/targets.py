@@ -121,6 +121,13 @@ def evaluate_targets(timings: Sequence[Timing], amounts: Sequence[Amount]) -> tu
         message = "XID → ListAndWatch, stand-in for NVIDIA's driver: p99"
         add("xid", message, 20.0, 1000 * times["xid.list-and-watch"].measured.p99, "ms")
     own = {"command.policy-check": "scrubber policy check", "command.doctor": "scrubber doctor"}
+    tainted = _sizes(times, "taint.devices-")
+    if tainted:
+        message = "fault → taint in the ResourceSlice: p99"
+        add("taint", message, 100.0, 1000 * times[f"taint.devices-{tainted[-1]}"].measured.p99, "ms")
+    if "claim-idle.requests" in values:
+        message = "requests of the DRA driver to the API server at rest, besides watches"
+        add("claim-idle.requests", message, 0.0, values["claim-idle.requests"], "a minute")
     commands = [each for each in timings if each.name.startswith("command.") and each.name not in own]
     if commands:
         slowest = max(each.measured.p99 for each in commands)

@@ -26,6 +26,7 @@ from plugin.cluster.credentials import ClusterMode, resolve_credentials
 from plugin.cluster.errors import ApiForbidden
 from plugin.cluster.pause_labels import DEFAULT_LEASE, LeaseName, PauseLabel
 from plugin.cluster.taint import NodeTaint
+from plugin.device_selection import ALL_DEVICES, DeviceSelection
 from plugin.gate import Gate, GateTimes
 from plugin.instance_lock import InstanceLock, WriterLock
 from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices
@@ -42,7 +43,15 @@ from plugin.logs import Logger, WaitLogger, create_logger
 from plugin.nvidia.container_runtime import InjectionCheck, check_injection
 from plugin.nvidia.settings import NvidiaPluginSettings, health_check_warning, index_warning
 from plugin.observers import AgentPauseObserver, ClusterObserver, DeferredObserver, HealthEventObserver, NullObserver
-from plugin.process import bind_metrics, bind_probes, expected_error, notify_service_manager, serve_metrics, signals
+from plugin.process import (
+    bind_metrics,
+    bind_probes,
+    expected_error,
+    notify_service_manager,
+    open_traces,
+    serve_metrics,
+    signals,
+)
 from plugin.resource_mapping import PublishMapping, ResourceMapping
 from plugin.service_client import ServiceWatch, WatchTimes
 from plugin.yield_sender import YieldSender
@@ -62,7 +71,6 @@ if TYPE_CHECKING:
     from plugin.upstream.devices import UpstreamDevices
     from plugin.upstream.proxy import UpstreamProxy, UpstreamProxyTimes
     from scrubber.api.scrubber_pb2 import Snapshot
-    from scrubber.observability.tracing import OpenTelemetryTracer
 
 __all__ = ["PluginSettings", "PluginTimes", "run"]
 
@@ -99,6 +107,7 @@ class PluginSettings:
         socket: directory of the service's sockets.
         resource_name: name by which pods request a whole device; empty: ``nvidia.com/gpu`` for an NVIDIA GPU and
             ``scrubber.dev/gpu`` for a simulated one.
+        devices: the devices that are advertised.
         registration: ``auto``, ``watcher`` or ``classic``.
         log_format: ``auto`` (text on a terminal, else JSON lines), ``json`` or ``console``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
@@ -129,6 +138,7 @@ class PluginSettings:
     kubelet_dir: Path = Path("/var/lib/kubelet")
     socket: Path = Path("/run/scrubber")
     resource_name: str = ""
+    devices: DeviceSelection = ALL_DEVICES
     registration: str = "auto"
     log_format: str = "auto"
     log_level: str = "info"
@@ -245,7 +255,7 @@ class _Parts:
             settings.metrics_address, log, stack, required=settings.metrics_required, tls=settings.metrics_tls
         )
         self.probes = bind_probes(settings.probe_address, stack)
-        self.traces = _traces(settings, log, stack)
+        self.traces = open_traces(settings.traces, "gpu-scrubber-plugin", settings.node_name, log, stack)
         self.metrics: DeferredObserver | NullObserver = NullObserver() if self.listener is None else DeferredObserver()
         self.reporter = _cluster_reporter(settings, self.metrics, log)
         nvsentinel = _nvsentinel_reporter(settings, self.metrics, log)
@@ -303,6 +313,7 @@ class _Assembly:
             log=log,
             clock=time.monotonic,
             uses_envvar=nvidia.injection.uses_envvar,
+            selection=settings.devices,
             on_snapshot=parts.inform,
             observer=metrics,
         )
@@ -513,6 +524,11 @@ def _upstream_proxy(
         raise InvalidConfiguration(
             "--resource-name cannot be combined with --upstream-dir: the vendor's plugin names the resource."
         )
+    if settings.devices != ALL_DEVICES:
+        raise InvalidConfiguration(
+            "--devices cannot be combined with --upstream-dir: the vendor's plugin decides which devices it advertises. "
+            "Configure it there."
+        )
     if nvidia.sharing.shares:
         raise InvalidConfiguration(
             "sharing in --config-file cannot be combined with --upstream-dir: the vendor's plugin creates the shares. "
@@ -530,21 +546,6 @@ def _upstream_proxy(
         clock=time.monotonic,
         tracer=tracer,
     )
-
-
-def _traces(settings: PluginSettings, log: Logger, stack: ExitStack) -> OpenTelemetryTracer | None:
-    """Return the tracer, None where traces are off; it sends until ``stack`` is closed.
-
-    Raises:
-        InvalidConfiguration: traces cannot be sent as the environment specifies.
-    """
-    if settings.traces is TraceExport.OFF:
-        return None
-    from scrubber.observability import tracing
-
-    traces = tracing.open_otlp_tracer("gpu-scrubber-plugin", __version__, settings.node_name, log)
-    stack.callback(traces.close)
-    return traces
 
 
 def _cluster_reporter(settings: PluginSettings, metrics: ClusterObserver, log: Logger) -> ClusterReporter | None:

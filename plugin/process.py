@@ -10,11 +10,13 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
+from typing import TYPE_CHECKING
 
 from plugin.kubelet.devices import AdvertisedDevices
 from plugin.logs import Logger
 from plugin.observers import DeferredObserver, NullObserver
-from scrubber.config.settings import Address, MetricsTls
+from scrubber import __version__
+from scrubber.config.settings import Address, MetricsTls, TraceExport
 from scrubber.domain.errors import ScrubberError
 from scrubber.observability.log_sink import LostLineCounter
 from scrubber.observability.metrics_port import bind_metrics_port_or_warn
@@ -22,7 +24,18 @@ from scrubber.observability.probes import bind_probe_port
 from scrubber.observability.systemd import SystemdNotifier, watchdog_interval
 from scrubber.observability.tcp_listener import TcpListener
 
-__all__ = ["bind_metrics", "bind_probes", "expected_error", "notify_service_manager", "serve_metrics", "signals"]
+if TYPE_CHECKING:
+    from scrubber.observability.tracing import OpenTelemetryTracer
+
+__all__ = [
+    "bind_metrics",
+    "bind_probes",
+    "expected_error",
+    "notify_service_manager",
+    "open_traces",
+    "serve_metrics",
+    "signals",
+]
 
 _READY_POLL = 0.1
 """Seconds between two checks whether the daemon is ready, for the service manager."""
@@ -134,6 +147,21 @@ async def notify_service_manager(unready_reason: Callable[[], str]) -> None:
             # Repeat READY: a manager that was too busy for the first one would end the plugin.
             manager.notify("READY=1\nSTATUS=Ready\nWATCHDOG=1")
             await asyncio.sleep(interval)
+
+
+def open_traces(export: TraceExport, name: str, node: str, log: Logger, stack: ExitStack) -> OpenTelemetryTracer | None:
+    """Return the tracer of the daemon ``name``, None where traces are off; it sends until ``stack`` is closed.
+
+    Raises:
+        InvalidConfiguration: traces cannot be sent as the environment specifies.
+    """
+    if export is TraceExport.OFF:
+        return None
+    from scrubber.observability import tracing
+
+    traces = tracing.open_otlp_tracer(name, __version__, node, log)
+    stack.callback(traces.close)
+    return traces
 
 
 def signals() -> tuple[asyncio.Event, asyncio.Event]:

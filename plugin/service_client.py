@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
+from plugin.device_selection import ALL_DEVICES, DeviceSelection
 from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices, Availability, ServiceVerdict
 from plugin.logs import Logger, WaitLogger
 from plugin.nvidia.injection import has_nvidia_node
@@ -19,6 +20,7 @@ from plugin.observers import NullObserver, ServiceObserver
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.device import Access, AccessKind
 from scrubber.domain.errors import InvalidConfiguration, ScrubberError, Unavailable
+from scrubber.domain.states import BindingState, TaintReason
 
 __all__ = ["ScrubService", "ServiceWatch", "WatchTimes", "advertised_devices"]
 
@@ -52,6 +54,7 @@ class ScrubService(Protocol):
 
 
 _KINDS = frozenset(AccessKind)
+_BINDING_STATES = frozenset(BindingState)
 
 
 ENVVAR_REFUSED = (
@@ -103,7 +106,8 @@ def _advertised(device: pb.SnapshotDevice, envvar_refused: bool) -> AdvertisedDe
         model=device.model,
         memory_bytes=device.memory_bytes,
         driver_version=device.driver_version,
-        cause_code=device.cause_code,
+        taints=tuple(TaintReason(each.reason, each.evicts) for each in device.taints),
+        binding=_binding(device, known=not unknown_kinds and not forgeable),
         access=known,
         refusal="" if offered else refusal or f"Device {device.id} is out of service.",
     )
@@ -116,6 +120,13 @@ def _verdict(device: pb.SnapshotDevice, *, known: bool) -> ServiceVerdict:
     if device.advertised:
         return ServiceVerdict.ADVERTISED
     return ServiceVerdict.HELD if device.withheld else ServiceVerdict.WITHHELD
+
+
+def _binding(device: pb.SnapshotDevice, *, known: bool) -> BindingState | None:
+    """Return the service's word; ``known``: whether this plugin itself has no reason to withhold the device."""
+    if not known:
+        return BindingState.OUT_OF_SERVICE
+    return BindingState(device.binding) if device.binding in _BINDING_STATES else None
 
 
 def _access_of(device: pb.SnapshotDevice) -> tuple[Access, ...]:
@@ -156,6 +167,7 @@ class ServiceWatch:
 
     Args:
         uses_envvar: containers learn their devices from an environment variable; see :func:`advertised_devices`.
+        selection: the devices that this daemon offers; it ignores the others.
         on_snapshot: called with each snapshot, and with None when no service was ready during the grace period.
         clock: monotonic seconds.
 
@@ -172,6 +184,7 @@ class ServiceWatch:
         log: Logger,
         clock: Callable[[], float],
         uses_envvar: bool = False,
+        selection: DeviceSelection = ALL_DEVICES,
         on_snapshot: Callable[[pb.Snapshot | None], None] | None = None,
         observer: ServiceObserver | None = None,
     ) -> None:
@@ -181,11 +194,13 @@ class ServiceWatch:
         self._times = times
         self._clock = clock
         self._uses_envvar = uses_envvar
+        self._selection = selection
         self._on_snapshot = on_snapshot or (lambda _: None)
         self._log = log
         self._reminder = WaitLogger(log, every=times.log_interval, clock=clock)
         self._availability = Availability(grace=times.grace)
         self._forgeable = False
+        self._none_selected = False
         self._grace_expired = True
         self.was_ready = False
         self._changed = asyncio.Event()
@@ -237,8 +252,10 @@ class ServiceWatch:
     async def _apply_snapshot(self, snapshot: pb.Snapshot) -> None:
         self._observer.on_service_status(up=True)
         before = self._availability
+        devices = advertised_devices(snapshot, uses_envvar=self._uses_envvar)
+        selected = [device for device in devices if self._selection.includes(device)]
         self._availability = before.on_snapshot(
-            advertised_devices(snapshot, uses_envvar=self._uses_envvar),
+            selected,
             epoch=snapshot.epoch,
             version=snapshot.version,
             ready=snapshot.ready,
@@ -247,7 +264,14 @@ class ServiceWatch:
         )
         self._reminder.log_ended("service.available", epoch=snapshot.epoch, ready=snapshot.ready)
         if before.epoch != snapshot.epoch:
-            self._log.info("service.instance-changed", epoch=snapshot.epoch, devices=len(snapshot.devices))
+            self._log.info(
+                "service.instance-changed",
+                epoch=snapshot.epoch,
+                devices=len(snapshot.devices),
+                service_version=snapshot.service_version,
+            )
+        if snapshot.ready:
+            self._log_selection(devices, selected)
         forgeable = self._uses_envvar and _forgeable(snapshot)
         if forgeable and not self._forgeable:
             self._log.error(
@@ -258,8 +282,21 @@ class ServiceWatch:
         self._forgeable = forgeable
         self._grace_expired = self._grace_expired and self._availability.not_ready_since is not None
         await self._advertise()
-        self.was_ready = self.was_ready or snapshot.ready
+        if snapshot.ready and not self.was_ready:
+            self.was_ready = True
+            await self._advertised.notify()  # its devices may be the same as before, and are all of the node by now
         self._on_snapshot(snapshot)
+
+    def _log_selection(self, devices: Sequence[AdvertisedDevice], selected: Sequence[AdvertisedDevice]) -> None:
+        """Log once that none of the node's devices is selected: that is allowed, and usually a mistake."""
+        none_selected = bool(devices) and not selected
+        if none_selected and not self._none_selected:
+            self._log.warning(
+                "devices.none-selected",
+                devices=[f"{device.index}={device.id}" for device in devices],
+                message="--devices selects no device of this node, so that this daemon offers none.",
+            )
+        self._none_selected = none_selected
 
     async def _advertise(self) -> None:
         before = {device.id: device.healthy for device in self._advertised.devices}

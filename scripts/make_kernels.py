@@ -20,7 +20,11 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = (Path("scrubber/adapters/cuda/kernels.cu"), Path("tests/gpu/attacks.cu"))
+SOURCES = (
+    Path("scrubber/adapters/cuda/kernels.cu"),
+    Path("tests/gpu/attacks.cu"),
+    Path("tests/clustercheck/search.cu"),
+)
 # See docs/decisions/0026-shipped-ptx.md.
 OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++14")
 NEWEST_VERSION = (7, 8)

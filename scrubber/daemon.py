@@ -34,6 +34,7 @@ from scrubber.adapters.journald import AnnouncingResetter
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.adapters.kubelet.pid_namespace import require_node_pid_namespace
 from scrubber.adapters.kubelet.pod_identity import PodIdentities
+from scrubber.adapters.ledger.conversion import Conversion
 from scrubber.adapters.ledger.periodic_verification import log_head, verify_periodically
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.locks import lock_holders
@@ -47,11 +48,13 @@ from scrubber.domain.assignment import Trust
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import InvalidConfiguration, LedgerFailure, ScrubberError, Unavailable
 from scrubber.domain.policy import Policy
+from scrubber.domain.record import DeviceRecord
 from scrubber.domain.resource_mapping import MappedDevice
 from scrubber.domain.usage import MAX_UNDETECTED_SECONDS
 from scrubber.engine.agent_pauses import AgentPauses
 from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.dependencies import Dependencies
+from scrubber.engine.events import health_changed
 from scrubber.engine.external_resets import ExternalResets
 from scrubber.engine.loops.health import follow_signals, watch_health
 from scrubber.engine.loops.inventory import watch_inventory
@@ -268,6 +271,8 @@ async def _serve(
         stack.push_async_callback(ledger.close)
         state = await ledger.load()
         metrics.service.set_audit_result(intact=True, at=clock.wall())  # loading includes the verification
+        if ledger.conversion is not None:
+            await _log_conversion(ledger.conversion, state, clock, ledger, journal)
         containers = _make_containers(settings)
         stack.callback(containers.close)
         key: NodeKey | None = None
@@ -612,6 +617,33 @@ async def _log_new_key(key: NodeKey, clock: Clock, ledger: SqliteLedger, journal
     event = Event("key.created", clock.wall(), fields={"key_id": key.key_id})
     await ledger.commit(LedgerChange(events=(event,)))
     journal.record([event])
+
+
+async def _log_conversion(
+    conversion: Conversion, state: LedgerState, clock: Clock, ledger: SqliteLedger, journal: StructlogJournal
+) -> None:
+    """Record that the ledger was converted, and the devices that are quarantined for it."""
+    now = clock.wall()
+    converted = Event(
+        "ledger.converted",
+        now,
+        fields={
+            "from_version": conversion.from_version or None,
+            "from_schema": conversion.from_schema,
+            "to_schema": conversion.to_schema,
+            "copy": str(conversion.copy),
+            "omitted": conversion.omitted,
+            "quarantined": ", ".join(conversion.quarantined) or None,
+        },
+    )
+    quarantines = [
+        each
+        for device in conversion.quarantined
+        for each in health_changed(DeviceRecord(device), state.records[device], now)
+    ]
+    rows = (converted, *quarantines)
+    await ledger.commit(LedgerChange(events=rows))
+    journal.record(rows)
 
 
 def _service_paths(settings: ServiceSettings, policies: PolicySource, containers: Containers) -> dict[str, str]:

@@ -31,13 +31,26 @@ def patch_all(found: list[dict[str, Any]], directory: Path) -> None:
 
 
 def apply_patches(found: list[dict[str, Any]], patches: list[dict[str, Any]]) -> None:
-    """Apply the patches of a kustomization to these objects."""
+    """Apply the patches of a kustomization to these objects.
+
+    One without a target is a strategic merge patch; the project uses those only to delete an object.
+    """
     for patch in patches:
+        content = yaml.safe_load(patch["patch"])
+        if "target" not in patch:
+            assert content["$patch"] == "delete"
+            (target,) = [each for each in found if _identity(each) == _identity(content)]
+            found.remove(target)
+            continue
         (target,) = [
             each for each in found if all(value_of(each, key) == wish for key, wish in patch["target"].items())
         ]
-        for step in yaml.safe_load(patch["patch"]):
+        for step in content:
             apply(target, **step)
+
+
+def _identity(document: dict[str, Any]) -> tuple[str, str, str]:
+    return document["apiVersion"], document["kind"], value_of(document, "name")
 
 
 def apply(target: Any, op: str, path: str, value: Any = None) -> None:

@@ -82,6 +82,8 @@ class FakeClaimService:
         on_prepare, on_release, on_list: called first, with the claim's UID.
         progress: what a release returns; by default it is done.
         waits: the ``wait_seconds`` of every call.
+        refs: the claims that were ever to be prepared; releasing: UIDs of prepared claims that are listed as releasing.
+        extended_resources: of every call.
     """
 
     bell: Bell = field(default_factory=Bell)
@@ -95,6 +97,9 @@ class FakeClaimService:
     on_list: Callable[[str], Awaitable[None]] = _nothing
     lists: int = 0
     progress: Mapping[str, ReleaseProgress] = field(default_factory=dict)
+    refs: dict[str, ClaimIdentity] = field(default_factory=dict)
+    releasing: set[str] = field(default_factory=set)
+    extended_resources: list[tuple[str, ...]] = field(default_factory=list)
 
     async def prepare_claim(
         self,
@@ -104,8 +109,11 @@ class FakeClaimService:
         *,
         driver: str,
         wait_seconds: float,
+        extended_resources: Sequence[str] = (),
     ) -> Sequence[ClaimGrant]:
         self.waits.append(wait_seconds)
+        self.extended_resources.append(tuple(extended_resources))
+        self.refs[claim.uid] = claim
         self.requests.append((claim.uid, tuple(devices), tuple(pods), driver))
         self.bell.ring()
         await self.on_prepare(claim.uid)
@@ -135,7 +143,9 @@ class FakeClaimService:
         self.bell.ring()
         await self.on_list("")
         return [
-            RecordedClaim(ClaimIdentity("", "", uid), "gpu.scrubber.dev", devices)
+            RecordedClaim(
+                self.refs.get(uid, ClaimIdentity("", "", uid)), "gpu.scrubber.dev", devices, uid in self.releasing
+            )
             for uid, devices in self.prepared.items()
         ]
 
@@ -167,6 +177,7 @@ class FakeClaimApi:
     """Claims and events of an API server; ``fault`` is called first and may raise."""
 
     claims: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    classes: dict[str, dict[str, Any]] = field(default_factory=dict)
     events: dict[tuple[str, str], EventContent] = field(default_factory=dict)
     patches: list[tuple[str, str, Any]] = field(default_factory=list)
     bell: Bell = field(default_factory=Bell)
@@ -183,6 +194,12 @@ class FakeClaimApi:
         if (namespace, name) not in self.claims:
             raise ApiNotFound(f'resourceclaims "{name}" not found')
         return self.claims[namespace, name]
+
+    async def get_device_class(self, name: str) -> Mapping[str, Any]:
+        await self.fault("get-class")
+        if name not in self.classes:
+            raise ApiNotFound(f'deviceclasses "{name}" not found')
+        return self.classes[name]
 
     async def patch_claim_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Mapping[str, Any]:
         await self.fault("patch")

@@ -41,6 +41,9 @@ def slice_errors(slice_: Mapping[str, Any]) -> list[str]:
             found += [f"value of {key}"] if len(str(next(iter(value.values())))) > 64 or len(value) != 1 else []
             version = value.get("version", "0.0.0")
             found += [f"version {version}"] if not re.fullmatch(r"(0|[1-9]\d*)([.](0|[1-9]\d*)){2}", version) else []
+        ready, failed = device.get("bindingConditions", []), device.get("bindingFailureConditions", [])
+        wrong = bool(ready) is not bool(failed) or max(len(ready), len(failed)) > 4 or set(ready) & set(failed)
+        found += [f"binding conditions {ready} and {failed}"] if wrong else []
         found += ["too many taints"] if len(device.get("taints", [])) > 16 else []
         for taint in device.get("taints", []):
             key = taint["key"].rpartition("/")[2]
@@ -57,6 +60,7 @@ class SliceStore:
     history: list[tuple[int, str, Json]] = field(default_factory=list)
     bell: Bell = field(default_factory=Bell)
     versions: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    uids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     clock: itertools.count[int] = field(default_factory=lambda: itertools.count(10))
 
     def write(self, slice_: Mapping[str, Any]) -> Json:
@@ -65,7 +69,7 @@ class SliceStore:
             raise ApiInvalidRequest(f"The API server returned 422: {errors}")
         kept = copy.deepcopy(dict(slice_))
         version = next(self.versions)
-        kept["metadata"]["resourceVersion"] = str(version)
+        kept["metadata"] |= {"resourceVersion": str(version), "uid": self.uid(kept["metadata"]["name"])}
         added = f"2031-05-06T07:08:{next(self.clock)}Z"
         for device in kept["spec"].get("devices", []):
             for name in self.dropped:
@@ -80,6 +84,19 @@ class SliceStore:
         self.bell.ring()
         return copy.deepcopy(kept)
 
+    def uid(self, name: str) -> str:
+        """Return the UID of a slice, which one that is created again under its name does not have."""
+        found = self.slices.get(name)
+        return f"uid-{next(self.uids)}" if found is None else found["metadata"]["uid"]
+
+    def check(self, sent: Mapping[str, Any]) -> None:
+        """Refuse a change of a slice that is not as ``sent`` states, or of none."""
+        known, found = sent["metadata"], self.slices.get(sent["metadata"]["name"])
+        if found is None:
+            raise ApiNotFound("not found")
+        if any(known.get(key) != found["metadata"][key] for key in ("uid", "resourceVersion")):
+            raise ApiConflict("modified")
+
     def delete(self, name: str) -> None:
         """Delete a slice, as any client may."""
         version = next(self.versions)
@@ -91,8 +108,8 @@ class SliceStore:
     def apply(self, plan: SlicePlan) -> None:
         for each in (*plan.create, *plan.replace):
             self.write(each)
-        for name in plan.delete:
-            self.delete(name)
+        for gone in plan.delete:
+            self.delete(gone["metadata"]["name"])
 
     def devices(self) -> list[Json]:
         """Return all devices in the order in which the scheduler sees them."""
@@ -142,18 +159,13 @@ class FakeSliceApi:
 
     async def replace_slice(self, slice_: Mapping[str, Any]) -> Mapping[str, Any]:
         await self._requested("update")
-        name = slice_["metadata"]["name"]
-        if name not in self.store.slices:
-            raise ApiNotFound("not found")
-        if slice_["metadata"]["resourceVersion"] != self.store.slices[name]["metadata"]["resourceVersion"]:
-            raise ApiConflict("modified")
+        self.store.check(slice_)
         return self.store.write(slice_)
 
-    async def delete_slice(self, name: str) -> None:
+    async def delete_slice(self, slice_: Mapping[str, Any]) -> None:
         await self._requested("delete")
-        if name not in self.store.slices:
-            raise ApiNotFound("not found")
-        self.store.delete(name)
+        self.store.check(slice_)
+        self.store.delete(slice_["metadata"]["name"])
 
     async def watch_slices(self, driver: str, version: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         await self._requested("watch")

@@ -113,6 +113,9 @@ class FakeService(scrubber_pb2_grpc.PluginServicer):
             while self._shown is shown:
                 await self.bell.rung()
 
+    async def ListClaims(self, request: pb.ListClaimsRequest, context: Any) -> pb.ListClaimsResponse:
+        return pb.ListClaimsResponse()
+
     async def SetYield(self, request: pb.SetYieldRequest, context: Any) -> pb.NodeYield:
         self.yields.append(request.reason)
         self.yield_requesters.add(request.plugin)

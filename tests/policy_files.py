@@ -88,6 +88,7 @@ OF_DEVICES: dict[str, st.SearchStrategy[Any]] = {
     "maintenance": some(
         interval=times(0.01, 1e6) | NEVER, time_of_day=WINDOWS | st.just("always"), diagnostics=one_of(DiagnosticLevel)
     ),
+    "device_taints": some(dirty_after=times(0.01, 1e6) | NEVER, evict_from_condemned=st.booleans()),
     "settings": SETTINGS,
     "xids": XIDS,
 }

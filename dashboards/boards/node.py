@@ -194,6 +194,17 @@ def _handovers() -> list[model.Panel]:
             colours={**PATH_COLOURS, "all responses, p99": Colour.NEUTRAL},
             nothing="No hand-over in this range",
         ),
+        time_series_panel(
+            "Resource claims",
+            "How many claims have devices, and do any wait to be released?",
+            Query(aggregate("sum", "scrubber_claims", by=("state",)), "{{state}}"),
+            unit="none",
+            decimals=0,
+            stacked=True,
+            colours={"prepared": Colour.IN_USE, "releasing": Colour.DIRTY},
+            span=24,
+            height=6,
+        ),
     ]
 
 

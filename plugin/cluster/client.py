@@ -22,11 +22,14 @@ from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import Cluster as Server
 from lightkube.config.models import User
 from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.core.generic_client import ALL_NS
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.models.authorization_v1 import ResourceAttributes, SelfSubjectAccessReviewSpec
 from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.models.core_v1 import EventSource, ObjectReference
 from lightkube.models.core_v1 import Node as NodeModel
 from lightkube.models.meta_v1 import DeleteOptions, ObjectMeta, Preconditions
+from lightkube.resources.authorization_v1 import SelfSubjectAccessReview
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Event, Node, NodeStatus, PodEviction
 from lightkube.types import PatchType
@@ -56,11 +59,15 @@ FIELD_MANAGER = "scrubber-plugin"
 MAX_ANSWER_BYTES = 2 << 20
 """Limit of a response, in bytes. etcd accepts no object larger than 1.5 MiB, and a node has about ten KiB."""
 
+CLAIMS_PER_PAGE = 100
+"""Of a list of all claims: a claim with eight devices and their certificates can have 20 KiB."""
+
 WATCH_SECONDS = 240
 """How long one watch of the node lasts, in seconds."""
 
 _GpuReset = create_global_resource("janitor.dgxc.nvidia.com", "v1alpha1", "GPUReset", "gpuresets")
 _ResourceClaim = create_namespaced_resource("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims")
+_DeviceClass = create_global_resource("resource.k8s.io", "v1", "DeviceClass", "deviceclasses")
 _ResourceSlice = create_global_resource("resource.k8s.io", "v1", "ResourceSlice", "resourceslices")
 """As JSON: a typed object would lose fields that this version of the library does not know."""
 
@@ -236,8 +243,37 @@ class ApiServerClient:
         node = await self._request(lambda client: client.get(Node, self._node))
         return (node.metadata.uid if node.metadata is not None else None) or ""
 
+    async def get_version(self) -> str:
+        """Return the version of Kubernetes, ``v1.36.2``."""
+
+        async def got(client: AsyncClient) -> str:
+            rest: Any = client._client
+            response = await rest.send(rest._client.build_request("GET", "version"))
+            rest.raise_for_status(response)
+            return str(response.json().get("gitVersion", ""))
+
+        return await self._request(got)
+
+    async def is_allowed(self, verb: str, group: str, resource: str) -> bool:
+        """Return whether the role of these credentials allows ``verb`` in all namespaces.
+
+        Args:
+            resource: ``pods``, ``pods/status``, or ``pods/status:NAME``.
+        """
+        kind, _, name = resource.partition(":")
+        kind, _, subresource = kind.partition("/")
+        attributes = ResourceAttributes(
+            verb=verb, group=group, resource=kind, subresource=subresource or None, name=name or None
+        )
+        review = SelfSubjectAccessReview(spec=SelfSubjectAccessReviewSpec(resourceAttributes=attributes))
+        answer = await self._request(lambda client: client.create(review))
+        return answer.status is not None and answer.status.allowed
+
     async def get_claim(self, namespace: str, name: str) -> Mapping[str, Any]:
         return await self._request(lambda client: client.get(_ResourceClaim, name, namespace=namespace))
+
+    async def get_device_class(self, name: str) -> Mapping[str, Any]:
+        return await self._request(lambda client: client.get(_DeviceClass, name))
 
     async def patch_claim_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Mapping[str, Any]:
         return await self._request(
@@ -254,6 +290,26 @@ class ApiServerClient:
         watch = self._watch(
             _ResourceClaim, {"metadata.name": name}, "list and watch resourceclaims", namespace=namespace
         )
+        async with aclosing(watch) as changes:
+            async for change in changes:
+                yield change
+
+    async def list_claims(
+        self, selected: Callable[[Mapping[str, Any]], bool]
+    ) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        async def listed(client: AsyncClient) -> tuple[str, Sequence[Mapping[str, Any]]]:
+            found = client.list(_ResourceClaim, namespace=ALL_NS, chunk_size=CLAIMS_PER_PAGE)
+            claims = [each async for each in found if selected(each)]
+            return found.resourceVersion, claims
+
+        return await self._request(listed)
+
+    async def watch_claims(self, version: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        """Yield changes of the claims of all namespaces for :data:`WATCH_SECONDS`.
+
+        Nothing else can be requested from this client meanwhile.
+        """
+        watch = self._watch(_ResourceClaim, {}, "list and watch resourceclaims", version, namespace=ALL_NS)
         async with aclosing(watch) as changes:
             async for change in changes:
                 yield change
@@ -283,8 +339,18 @@ class ApiServerClient:
     async def replace_slice(self, slice_: Mapping[str, Any]) -> Mapping[str, Any]:
         return await self._request(lambda client: client.replace(_ResourceSlice(**slice_)))
 
-    async def delete_slice(self, name: str) -> None:
-        await self._request(lambda client: client.delete(_ResourceSlice, name))
+    async def delete_slice(self, slice_: Mapping[str, Any]) -> None:
+        metadata = slice_["metadata"]
+        known = {key: metadata[key] for key in ("uid", "resourceVersion") if key in metadata}
+
+        async def deleted(client: AsyncClient) -> None:
+            # lightkube has no option for preconditions of a deletion.
+            rest: Any = client._client
+            request = rest.prepare_request("delete", _ResourceSlice, name=metadata["name"])
+            request.data = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": known}
+            rest.handle_response("delete", await rest.send(rest.build_adapter_request(request)), request)
+
+        await self._request(deleted)
 
     async def replace_taints(self, taints: Sequence[Mapping[str, Any]], resource_version: str) -> None:
         # Taints have no merge key: the patch replaces the whole list, so it must not overwrite another client's change.

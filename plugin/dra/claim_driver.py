@@ -6,28 +6,37 @@ success is final: it is answered only when the service reports that each device 
 
 Invariants: the claims of one call are independent of each other, and every one of them gets an answer. Nothing is kept
 here between calls, so that any instance of the driver answers a repeated call identically. A CDI specification takes
-its name only after the service has recorded the grant.
+its name only after the service has recorded the grant, and is removed only while the service lists the claim as not
+prepared. Instances overlap: one may release a claim that another one prepares again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 from weakref import WeakValueDictionary
 
 from plugin.cluster.errors import ApiForbidden, ApiInvalidRequest, ApiNotFound, ClusterError
-from plugin.dra.claim_service import ClaimDeviceRequest, ClaimGrant, ClaimService, DeviceOutOfService
+from plugin.dra.claim_service import (
+    ClaimDeviceRequest,
+    ClaimGrant,
+    ClaimService,
+    DeviceOutOfService,
+    RecordedClaim,
+)
 from plugin.dra.claims import AllocatedClaim, ClaimIdentity, read_claim
 from plugin.dra.device_names import device_names
 from plugin.dra.port import ClaimApi
 from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices
 from plugin.kubelet.server import INTERNAL_ERROR
-from plugin.logs import Logger, log_context
+from plugin.logs import Logger, WaitLogger, log_context
 from plugin.observers import GateObserver, NullObserver
 from scrubber.domain.errors import InvalidRequest, NotReady, RetryableError, ScrubberError, Unavailable
+from scrubber.ports.runtime import NOOP_TRACER, Tracer
 
 __all__ = [
     "ClaimAnswer",
@@ -43,6 +52,10 @@ __all__ = [
 PREPARE, UNPREPARE = "NodePrepareResources", "NodeUnprepareResources"
 
 API_SERVER_AWAY = "The claim cannot be read, because the API server does not answer. The kubelet tries again."
+GPU_DRIVER_AWAY = (
+    "It is not known yet where the GPU driver is on this node; the log of the DRA driver contains the cause. The kubelet "
+    "tries again."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,8 @@ class ClaimDriverTimes:
         lookup: limit of the request that tells the two apart.
         withdrawal: wait for the device of a failed release to be withdrawn from the scheduler.
         retry: between two attempts within a call.
+        exclusive: wait for another instance that adds or removes CDI specifications.
+        rewrite: between two attempts to restore the CDI specifications of prepared claims, after a start.
     """
 
     call: float = 45.0
@@ -66,6 +81,8 @@ class ClaimDriverTimes:
     lookup: float = 1.0
     withdrawal: float = 5.0
     retry: float = 0.5
+    exclusive: float = 5.0
+    rewrite: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +107,15 @@ class ClaimAnswer:
 class StagedSpec(Protocol):
     """A CDI specification that is written and has no name yet."""
 
-    cdi_ids: Mapping[str, tuple[str, ...]]
-    """By the name of the device in the pool; the first id belongs to this device alone."""
+    cdi_ids: Mapping[tuple[str, str], tuple[str, ...]]
+    """By the request and the name of the device in the pool; the first id belongs to this device alone."""
 
-    def publish(self) -> None:
-        """Give it its name; raises :class:`scrubber.domain.errors.Unavailable` if that fails."""
+    def publish(self) -> bool:
+        """Give it its name; return False if it was there already.
+
+        Raises:
+            Unavailable: that failed.
+        """
         ...
 
     def discard(self) -> None:
@@ -105,8 +126,14 @@ class StagedSpec(Protocol):
 class ClaimSpecs(Protocol):
     """The CDI specifications of claims."""
 
-    def stage(self, claim_uid: str, devices: Mapping[str, AdvertisedDevice]) -> StagedSpec:
-        """Write the specification of a claim; ``devices`` by their names in the pool.
+    def stage(
+        self, claim_uid: str, devices: Mapping[str, AdvertisedDevice], requests: Mapping[str, Sequence[str]]
+    ) -> StagedSpec:
+        """Write the specification of a claim.
+
+        Args:
+            devices: by their names in the pool.
+            requests: the names of each request's devices.
 
         Raises:
             Unavailable: it cannot be written; the message names the directory.
@@ -120,6 +147,10 @@ class ClaimSpecs(Protocol):
 
     def claims(self) -> frozenset[str]:
         """Return the UIDs of all claims that have one."""
+        ...
+
+    def exclusive(self, seconds: float) -> AbstractAsyncContextManager[bool]:
+        """Keep other instances from adding or removing any; gives False if that did not work within ``seconds``."""
         ...
 
 
@@ -151,7 +182,11 @@ class ClaimDriver:
     Args:
         pool: name of the node's pool, which is the node's name.
         devices: the node's devices by the service's snapshots.
+        gpu_driver_located: set once it is known where the GPU driver is; until then no NVIDIA GPU can be passed to a container.
+        was_ready: returns whether a service that knows all devices of the node has listed them; :meth:`AdvertisedDevices.notify`
+            follows when that changes.
         clock: monotonic seconds.
+        tracer: records a span of every claim of a call.
     """
 
     def __init__(
@@ -164,10 +199,13 @@ class ClaimDriver:
         devices: AdvertisedDevices,
         specs: ClaimSpecs,
         withdrawal: DeviceWithdrawal,
+        gpu_driver_located: asyncio.Event,
+        was_ready: Callable[[], bool],
         times: ClaimDriverTimes,
         log: Logger,
         clock: Callable[[], float],
         observer: GateObserver | None = None,
+        tracer: Tracer = NOOP_TRACER,
         claims_observers: Sequence[ClaimsObserver] = (),
     ) -> None:
         self._driver = driver
@@ -177,12 +215,19 @@ class ClaimDriver:
         self._devices = devices
         self._specs = specs
         self._withdrawal = withdrawal
+        self._gpu_driver_located = gpu_driver_located
+        self._was_ready = was_ready
         self._times = times
         self._log = log
         self._clock = clock
         self._observer = observer or NullObserver()
+        self._tracer = tracer
         self._claims_observers = claims_observers
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._reminder = WaitLogger(log, every=600.0, clock=clock)
+        self._list_reminder = WaitLogger(log, every=600.0, clock=clock)
+        self._removal_skipped = False
+        """A specification was kept because the service did not answer, or because another instance held the lock."""
 
     async def prepare(self, claims: Sequence[ClaimIdentity], remaining: float | None) -> Mapping[str, ClaimAnswer]:
         """Return the answer about each claim, by its UID; ``remaining``: seconds that the kubelet waits."""
@@ -214,8 +259,9 @@ class ClaimDriver:
     ) -> ClaimAnswer:
         with log_context(method=method):
             try:
-                async with self._locked(claim, until):
-                    return await call(claim, until)
+                with self._tracer.span(method, claim_uid=claim.uid, tenant=claim.namespace):
+                    async with self._locked(claim, until):
+                        return await call(claim, until)
             except ScrubberError as error:
                 (self._on_refused if method == PREPARE else self._on_pending)(claim, error)
                 return ClaimAnswer(error=error.public_message)
@@ -260,23 +306,108 @@ class ClaimDriver:
         finally:
             lock.release()
 
-    async def remove_unprepared(self) -> None:
-        """Remove the specifications of claims that are not prepared; once after a start, as soon as the service answers.
+    # -- CDI specifications
 
-        Those of prepared claims stay, because their containers may restart at any time.
+    async def reconcile_specs(self) -> None:
+        """Make the specifications match the prepared claims; once after a start, as soon as the service answers.
+
+        The kubelet makes no call when a container of a prepared claim restarts, and without its specification the container
+        could not start.
         """
-        for uid in sorted(self._specs.claims() - await self._prepared()):
-            async with self._locks.setdefault(uid, asyncio.Lock()):
-                if uid not in await self._prepared():  # it may have been prepared meanwhile
-                    self._specs.remove(uid)
-                    self._log.info("cdi.claim-removed", claim_uid=uid)
+        recorded = await self._remove_other_specs()
+        await self._devices.wait_until(lambda: self._devices.version > 0)
+        missing = {uid for uid, each in recorded.items() if each.driver == self._driver and not each.releasing}
+        while missing:
+            failures = {uid: await self._restore_spec(uid) for uid in sorted(missing)}
+            missing = {uid for uid, why in failures.items() if why}
+            if missing:
+                message = failures[min(missing)]
+                self._reminder.log_waiting("cdi.claims-not-restored", claims=len(missing), message=message)
+                await asyncio.sleep(self._times.rewrite)
+        self._reminder.log_ended("cdi.claims-restored")
 
-    async def _prepared(self) -> frozenset[str]:
+    async def remove_left_specs(self) -> NoReturn:
+        """Remove specifications of claims that are not prepared after each restart of the service, and after a skipped removal.
+
+        A claim that ended while the service was away, or beside another instance, gets no further call of the kubelet.
+        """
+        epoch = self._devices.epoch
+        while True:
+            await self._devices.wait_until(functools.partial(self._is_removal_due, epoch))
+            if self._removal_skipped:
+                await asyncio.sleep(self._times.rewrite)
+            epoch, self._removal_skipped = self._devices.epoch or epoch, False
+            await self._remove_other_specs()
+
+    def _is_removal_due(self, epoch: str) -> bool:
+        return self._removal_skipped or self._devices.epoch not in ("", epoch)
+
+    async def _remove_other_specs(self) -> Mapping[str, RecordedClaim]:
+        """Remove the specifications of claims that the service does not list; return those that it lists."""
+        recorded = await self._recorded()
+        for uid in sorted(self._specs.claims() - recorded.keys()):
+            async with self._locks.setdefault(uid, asyncio.Lock()):
+                if await self._remove_spec(uid):
+                    self._log.info("cdi.claim-removed", claim_uid=uid)
+        return recorded
+
+    async def _recorded(self) -> Mapping[str, RecordedClaim]:
+        """Return the claims that the service lists; wait until it does."""
         while True:
             try:
-                return frozenset(each.ref.uid for each in await self._service.list_claims())
-            except RetryableError:
+                recorded = {each.ref.uid: each for each in await self._service.list_claims()}
+            except ScrubberError as error:
+                if not isinstance(error, RetryableError):
+                    self._list_reminder.log_waiting("claims.not-listed", message=str(error))
                 await asyncio.sleep(self._times.retry)
+            else:
+                self._list_reminder.log_ended("claims.listed")
+                return recorded
+
+    async def _prepared(self, uid: str) -> RecordedClaim | None:
+        """Return the claim if it is prepared; raises :class:`ScrubberError` if the service does not answer."""
+        return next(
+            (each for each in await self._service.list_claims() if each.ref.uid == uid and not each.releasing), None
+        )
+
+    async def _remove_spec(self, uid: str) -> bool:
+        """Remove the specification of a claim; return False where the claim is prepared, or where that is unknown."""
+        async with self._specs.exclusive(self._times.exclusive) as alone:
+            if alone:
+                with suppress(ScrubberError):
+                    if await self._prepared(uid) is not None:
+                        return False
+                    self._specs.remove(uid)
+                    return True
+        self._removal_skipped = True
+        await self._devices.notify()
+        return False
+
+    async def _restore_spec(self, uid: str) -> str:
+        """Write the specification of a prepared claim unless it is there; return why it has to be tried again, or empty."""
+        async with self._locks.setdefault(uid, asyncio.Lock()):
+            try:
+                recorded = await self._prepared(uid)
+                if recorded is None:
+                    return ""
+                ref = recorded.ref
+                claim = read_claim(ref, await self._api.get_claim(ref.namespace, ref.name), self._driver, self._pool)
+                devices = self._named_devices(claim)
+                if self._lacks_gpu_driver(devices):
+                    return GPU_DRIVER_AWAY
+                staged = self._specs.stage(uid, devices, claim.names_by_request())
+                try:
+                    async with self._specs.exclusive(self._times.exclusive):
+                        # Another instance may have released the claim meanwhile, and removed its specification.
+                        if await self._prepared(uid) is not None and staged.publish():
+                            self._log.info("cdi.claim-restored", claim_uid=uid)
+                finally:
+                    staged.discard()
+            except (InvalidRequest, ApiNotFound) as error:  # the claim, or its device, is gone
+                self._log.warning("cdi.claim-not-restored", claim_uid=uid, message=str(error))
+            except (ScrubberError, ClusterError) as error:
+                return str(error)
+        return ""
 
     # -- prepare
 
@@ -284,10 +415,12 @@ class ClaimDriver:
         began = self._clock()
         claim = read_claim(ref, await self._read(ref, until), self._driver, self._pool)
         devices = await self._resolve(claim, until)
-        staged = self._specs.stage(ref.uid, devices)
+        staged = self._specs.stage(ref.uid, devices, claim.names_by_request())
         try:
-            granted = await self._grant(claim, devices, until)
-            staged.publish()
+            resources = await self._extended_resources(claim, until)
+            granted = await self._grant(claim, devices, resources, until)
+            async with self._specs.exclusive(min(self._times.exclusive, max(0.0, until - self._clock()))):
+                staged.publish()
         finally:
             staged.discard()
         self._log.info(
@@ -302,8 +435,9 @@ class ClaimDriver:
             each.on_prepared(claim, devices, granted)
         return ClaimAnswer(
             tuple(
-                InjectedDevice(each.requests, each.pool, each.name, staged.cdi_ids[each.name], each.share_id)
+                InjectedDevice((request,), each.pool, each.name, staged.cdi_ids[request, each.name], each.share_id)
                 for each in claim.devices
+                for request in each.requests
             )
         )
 
@@ -314,17 +448,52 @@ class ClaimDriver:
             InvalidRequest: the claim does not exist (any more), or the request is refused for good.
             Unavailable: the API server is away until the end of the call.
         """
+        try:
+            return await self._wait_for_api(ref, lambda: self._api.get_claim(ref.namespace, ref.name), until)
+        except ApiNotFound:
+            raise InvalidRequest(f"Claim {ref} does not exist any more.") from None
+        except ApiForbidden as error:
+            message = f"The driver's role does not allow it to get resourceclaims, so {ref} cannot be prepared."
+            raise InvalidRequest(f"{message} {error}", public_message=message) from error
+        except ApiInvalidRequest as error:
+            raise InvalidRequest(f"Claim {ref} cannot be read: {error}") from error
+
+    async def _extended_resources(self, claim: AllocatedClaim, until: float) -> Sequence[str]:
+        """Return the extended resources that the classes of a claim publish, where the scheduler created the claim for such.
+
+        A class that is gone publishes none. Whether the names are advertised twice is no question of safety, so a missing
+        permission does not keep the pod from starting.
+
+        Raises:
+            Unavailable: the API server is away until the end of the call.
+        """
+        found = []
+        for name in claim.extended_classes:
+            try:
+                each = await self._wait_for_api(claim.ref, functools.partial(self._api.get_device_class, name), until)
+            except (ApiNotFound, ApiForbidden, ApiInvalidRequest) as error:
+                self._log.warning("claim.class-unreadable", claim=str(claim.ref), message=str(error))
+                continue
+            resource = (each.get("spec") or {}).get("extendedResourceName")
+            if isinstance(resource, str) and resource:
+                found.append(resource)
+        return sorted(set(found))
+
+    async def _wait_for_api(
+        self, ref: ClaimIdentity, request: Callable[[], Awaitable[Mapping[str, Any]]], until: float
+    ) -> Mapping[str, Any]:
+        """Return the response to ``request``; wait for an API server that is away.
+
+        Raises:
+            ApiNotFound, ApiForbidden, ApiInvalidRequest
+            Unavailable: the API server is away until the end of the call.
+        """
         while True:
             try:
                 async with asyncio.timeout(max(0.0, until - self._clock())):
-                    return await self._api.get_claim(ref.namespace, ref.name)
-            except ApiNotFound:
-                raise InvalidRequest(f"Claim {ref} does not exist any more.") from None
-            except ApiForbidden as error:
-                message = f"The driver's role does not allow it to get resourceclaims, so {ref} cannot be prepared."
-                raise InvalidRequest(f"{message} {error}", public_message=message) from error
-            except ApiInvalidRequest as error:
-                raise InvalidRequest(f"Claim {ref} cannot be read: {error}") from error
+                    return await request()
+            except (ApiNotFound, ApiForbidden, ApiInvalidRequest):
+                raise
             except TimeoutError:
                 raise Unavailable(f"Claim {ref}: {API_SERVER_AWAY}", public_message=API_SERVER_AWAY) from None
             except ClusterError as error:
@@ -334,30 +503,62 @@ class ClaimDriver:
                 await asyncio.sleep(pause)
 
     async def _resolve(self, claim: AllocatedClaim, until: float) -> Mapping[str, AdvertisedDevice]:
-        """Return the devices of a claim by their names in the pool; wait for the first snapshot after a start.
+        """Return the devices of a claim by their names in the pool; wait until they and their GPU driver are known.
 
         Raises:
-            Unavailable: no service has reported any device until the end of the call.
+            Unavailable: no ready service, or no GPU driver, was there until the end of the call.
             InvalidRequest: this node has no such device.
         """
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until - self._clock())):
-                await self._devices.wait_until(lambda: self._devices.version > 0)
-        except TimeoutError:
-            message = "The scrub service on this node does not answer. The kubelet tries again."
-            raise Unavailable(message, public_message=message) from None
+                await self._devices.wait_until(lambda: self._was_ready() or not self._unknown_names(claim))
+                if self._lacks_gpu_driver(self._named_devices(claim)):
+                    await self._gpu_driver_located.wait()
+        devices = self._named_devices(claim)
+        if self._lacks_gpu_driver(devices):
+            raise Unavailable(GPU_DRIVER_AWAY, public_message=GPU_DRIVER_AWAY)
+        return devices
+
+    def _lacks_gpu_driver(self, devices: Mapping[str, AdvertisedDevice]) -> bool:
+        return not self._gpu_driver_located.is_set() and any(device.is_nvidia for device in devices.values())
+
+    def _by_name(self) -> Mapping[str, AdvertisedDevice]:
         by_id = {device.id: device for device in self._devices.devices}
-        by_name = {name: by_id[id_] for id_, name in device_names(by_id).items()}
-        for each in claim.devices:
-            if each.name not in by_name:
+        return {name: by_id[id_] for id_, name in device_names(by_id).items()}
+
+    def _unknown_names(self, claim: AllocatedClaim) -> list[str]:
+        return sorted({each.name for each in claim.devices} - self._by_name().keys())
+
+    def _named_devices(self, claim: AllocatedClaim) -> Mapping[str, AdvertisedDevice]:
+        """Return the devices of a claim by their names in the pool.
+
+        Raises:
+            Unavailable: no service has listed one of them, and none was ready yet.
+            InvalidRequest: this node has no such device.
+        """
+        if unknown := self._unknown_names(claim):
+            if self._was_ready():
                 raise InvalidRequest(
-                    f"Claim {claim.ref} has device {each.name}, which is not on this node. Delete the pod, so that the "
-                    "claim is allocated again."
+                    f"Claim {claim.ref} has device {unknown[0]}, which is not on this node, or not selected by the driver's "
+                    "--devices. Delete the pod, so that the claim is allocated again."
                 )
+            if self._devices.version == 0:
+                message = "The scrub service on this node does not answer. The kubelet tries again."
+            else:
+                message = (
+                    f"The scrub service on this node is not ready, and has not listed device {unknown[0]} yet. The kubelet "
+                    "tries again."
+                )
+            raise Unavailable(message, public_message=message)
+        by_name = self._by_name()
         return {each.name: by_name[each.name] for each in claim.devices}
 
     async def _grant(
-        self, claim: AllocatedClaim, devices: Mapping[str, AdvertisedDevice], until: float
+        self,
+        claim: AllocatedClaim,
+        devices: Mapping[str, AdvertisedDevice],
+        extended_resources: Sequence[str],
+        until: float,
     ) -> Sequence[ClaimGrant]:
         """Have the service grant the devices; wait for a service that is away."""
         requested = [ClaimDeviceRequest(devices[each.name].id, each.admin_access) for each in claim.devices]
@@ -369,6 +570,7 @@ class ClaimDriver:
                     claim.pods,
                     driver=self._driver,
                     wait_seconds=max(0.0, until - self._clock()),
+                    extended_resources=extended_resources,
                 )
             except Unavailable:
                 if self._clock() + self._times.retry >= until:
@@ -396,7 +598,7 @@ class ClaimDriver:
                 causes=[each.code for each in progress.withheld],
                 withdrawn=withdrawn,
             )
-        self._specs.remove(ref.uid)
+        await self._remove_spec(ref.uid)
         self._log.info(
             "claim.released", claim=str(ref), claim_uid=ref.uid, duration_seconds=round(self._clock() - began, 3)
         )

@@ -80,11 +80,12 @@ class ReleaseProgress:
 
 @dataclass(frozen=True, slots=True)
 class RecordedClaim:
-    """A claim that the service has recorded: prepared, or not released completely."""
+    """A claim that the service has recorded: prepared, or not released completely (``releasing``)."""
 
     ref: ClaimIdentity
     driver: str
     device_ids: tuple[str, ...]
+    releasing: bool = False
 
 
 class ClaimService(Protocol):
@@ -102,8 +103,13 @@ class ClaimService(Protocol):
         *,
         driver: str,
         wait_seconds: float,
+        extended_resources: Sequence[str] = (),
     ) -> Sequence[ClaimGrant]:
-        """Grant all devices to the claim, or none; durable on return, and the same answer when called again."""
+        """Grant all devices to the claim, or none; durable on return, and the same answer when called again.
+
+        Args:
+            extended_resources: for which the scheduler created the claim.
+        """
         ...
 
     async def unprepare_claim(self, claim_uid: str, *, wait_seconds: float) -> ReleaseProgress:

@@ -6,7 +6,7 @@ whether they may be handed over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,14 @@ __all__ = [
     "ClaimIdentity",
     "ClaimPod",
     "InvalidParameters",
+    "awaited_devices",
     "claim_pods",
     "read_claim",
 ]
+
+
+_EXTENDED_RESOURCES = "resource.kubernetes.io/extended-resource-claim"
+"""Annotation of the claims that the scheduler creates for pods with extended resources in their limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +71,24 @@ class AllocatedDevice:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedClaim:
-    """The part of an allocated claim that concerns this driver."""
+    """The part of an allocated claim that concerns this driver.
+
+    Attributes:
+        extended_classes: its device classes, where the scheduler created it for a pod that requests extended resources.
+    """
 
     ref: ClaimIdentity
     devices: tuple[AllocatedDevice, ...]
     pods: tuple[ClaimPod, ...]
+    extended_classes: tuple[str, ...] = ()
+
+    def names_by_request(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of the devices of each request, without repetition."""
+        found: dict[str, dict[str, None]] = {}
+        for each in self.devices:
+            for request in each.requests:
+                found.setdefault(request, {})[each.name] = None
+        return {request: tuple(names) for request, names in found.items()}
 
 
 class InvalidParameters(InvalidRequest):
@@ -79,6 +97,7 @@ class InvalidParameters(InvalidRequest):
 
 class _Metadata(BaseModel):
     uid: str
+    annotations: dict[str, str] | None = None
 
 
 class _Result(BaseModel):
@@ -88,6 +107,7 @@ class _Result(BaseModel):
     device: str
     admin_access: bool | None = Field(None, alias="adminAccess")
     share_id: str | None = Field(None, alias="shareID")
+    binding_conditions: list[str] | None = Field(None, alias="bindingConditions")
 
 
 class _Opaque(BaseModel):
@@ -121,9 +141,56 @@ class _Status(BaseModel):
     reserved_for: list[_Consumer] | None = Field(None, alias="reservedFor")
 
 
+class _DeviceRequest(BaseModel):
+    device_class_name: str = Field("", alias="deviceClassName")
+
+
+class _Request(BaseModel):
+    exactly: _DeviceRequest | None = None
+    first_available: list[_DeviceRequest] | None = Field(None, alias="firstAvailable")
+
+
+class _RequestedDevices(BaseModel):
+    requests: list[_Request] | None = None
+
+
+class _Spec(BaseModel):
+    devices: _RequestedDevices = Field(default_factory=_RequestedDevices)
+
+
 class _Claim(BaseModel):
     metadata: _Metadata
+    spec: _Spec = Field(default_factory=_Spec)
     status: _Status = Field(default_factory=_Status)
+
+
+class _AwaitedMetadata(BaseModel):
+    namespace: str
+    name: str
+    uid: str
+
+
+class _Condition(BaseModel):
+    type: str
+    status: str
+
+
+class _DeviceStatus(BaseModel):
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = Field(None, alias="shareID")
+    conditions: list[_Condition] | None = None
+
+
+class _AwaitedStatus(BaseModel):
+    allocation: _Allocation | None = None
+    devices: list[_DeviceStatus] | None = None
+
+
+class _AwaitedClaim(BaseModel):
+    metadata: _AwaitedMetadata
+    status: _AwaitedStatus = Field(default_factory=_AwaitedStatus)
 
 
 def read_claim(ref: ClaimIdentity, found: Mapping[str, Any], driver: str, pool: str) -> AllocatedClaim:
@@ -155,7 +222,9 @@ def read_claim(ref: ClaimIdentity, found: Mapping[str, Any], driver: str, pool: 
     devices = _devices(ref, [each for each in allocated.results or [] if each.driver == driver], pool)
     if not devices:
         raise InvalidRequest(f"Claim {ref} has no device of {driver}.")
-    return AllocatedClaim(ref, devices, _reserved_pods(ref, claim.status.reserved_for or []))
+    extended = (claim.metadata.annotations or {}).get(_EXTENDED_RESOURCES) == "true"
+    classes = _device_classes(claim.spec) if extended else ()
+    return AllocatedClaim(ref, devices, _reserved_pods(ref, claim.status.reserved_for or []), classes)
 
 
 def _parse(ref: ClaimIdentity, found: Mapping[str, Any]) -> _Claim:
@@ -164,6 +233,15 @@ def _parse(ref: ClaimIdentity, found: Mapping[str, Any]) -> _Claim:
     except ValidationError as error:
         place = ".".join(str(each) for each in error.errors()[0]["loc"])
         raise InvalidRequest(f"Claim {ref} cannot be read: {place} is not as the API defines it.") from error
+
+
+def _device_classes(spec: _Spec) -> tuple[str, ...]:
+    found = [
+        one.device_class_name
+        for each in spec.devices.requests or []
+        for one in (*([each.exactly] if each.exactly else []), *(each.first_available or []))
+    ]
+    return tuple(dict.fromkeys(name for name in found if name))
 
 
 def _reserved_pods(ref: ClaimIdentity, consumers: list[_Consumer]) -> tuple[ClaimPod, ...]:
@@ -182,6 +260,39 @@ def claim_pods(ref: ClaimIdentity, found: Mapping[str, Any]) -> tuple[ClaimPod, 
     """
     claim = _parse(ref, found)
     return _reserved_pods(ref, claim.status.reserved_for or []) if claim.metadata.uid == ref.uid else None
+
+
+def awaited_devices(
+    found: Mapping[str, Any], driver: str, pool: str, *, ready: str, failed: str
+) -> tuple[ClaimIdentity, tuple[AllocatedDevice, ...]]:
+    """Return the claim, and its devices for whose binding conditions the scheduler waits.
+
+    Args:
+        ready, failed: types of the two conditions, neither of which a device that is waited for has yet.
+
+    Raises:
+        InvalidRequest: it cannot be read.
+    """
+    try:
+        claim = _AwaitedClaim.model_validate(found)
+    except ValidationError as error:
+        place = ".".join(str(each) for each in error.errors()[0]["loc"])
+        raise InvalidRequest(f"A claim cannot be read: {place} is not as the API defines it.") from error
+    ref = ClaimIdentity(claim.metadata.namespace, claim.metadata.name, claim.metadata.uid)
+    if claim.status.allocation is None:
+        return ref, ()
+    decided = {
+        (each.driver, each.pool, each.device, each.share_id or "")
+        for each in claim.status.devices or []
+        if any(one.type in (ready, failed) and one.status == "True" for one in each.conditions or [])
+    }
+    return ref, tuple(
+        AllocatedDevice((each.request,), each.pool, each.device, bool(each.admin_access), each.share_id or "")
+        for each in claim.status.allocation.devices.results or []
+        if (each.driver, each.pool) == (driver, pool)
+        and ready in (each.binding_conditions or ())
+        and (each.driver, each.pool, each.device, each.share_id or "") not in decided
+    )
 
 
 def _devices(ref: ClaimIdentity, results: list[_Result], pool: str) -> tuple[AllocatedDevice, ...]:

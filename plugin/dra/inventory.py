@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from plugin.cluster.taint import TaintEffect
 from plugin.dra.slices import DeviceTaint, Readiness, SliceDevice
 from plugin.kubelet.devices import AdvertisedDevice, ServiceVerdict
+from scrubber.domain.states import BindingState
 
-__all__ = ["pcie_root", "slice_devices"]
+__all__ = ["device_taints", "pcie_root", "slice_devices"]
 
 _PCI_ROOT = re.compile("pci[0-9a-f]{4}:[0-9a-f]{2}")
 _PCI_ADDRESS = re.compile("[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]")
@@ -21,7 +23,8 @@ OUT_OF_SERVICE, HELD, SERVICE_AWAY = "out-of-service", "held", "service-away"
 def slice_devices(devices: Iterable[AdvertisedDevice], *, sysfs: Path = Path("/sys")) -> tuple[SliceDevice, ...]:
     """Return the devices to publish. A device that is gone from the node is not published.
 
-    A device that may not be handed over has a taint, so that no pod waits for it.
+    A device that may not be handed over has a taint, so that no pod waits for it. The service decides about taints, but for
+    those that mean that it is away, or that this driver does not know how to pass the device to a container.
     """
     return tuple(
         SliceDevice(
@@ -37,7 +40,8 @@ def slice_devices(devices: Iterable[AdvertisedDevice], *, sysfs: Path = Path("/s
             peers=device.peers,
             parent=device.parent,
             profile=device.profile,
-            taints=tuple(DeviceTaint(reason) for reason in _reasons(device)),
+            taints=device_taints(device),
+            being_cleaned=device.binding is BindingState.BEING_CLEANED,
         )
         for device in devices
         if not device.gone
@@ -52,12 +56,17 @@ def _readiness(device: AdvertisedDevice) -> Readiness:
     return Readiness.SCRUBBING if device.scrubbing else Readiness.DIRTY
 
 
-def _reasons(device: AdvertisedDevice) -> tuple[str, ...]:
+def device_taints(device: AdvertisedDevice) -> tuple[DeviceTaint, ...]:
+    """Return why the scheduler should not choose the device; nothing for one that may be handed over."""
+    found = tuple(
+        DeviceTaint(each.reason, TaintEffect.NO_EXECUTE if each.evicts else TaintEffect.NO_SCHEDULE)
+        for each in device.taints
+    )
     if device.healthy:
-        return ()
-    if device.verdict is ServiceVerdict.WITHHELD:
-        return (device.cause_code or OUT_OF_SERVICE,)
-    return (HELD,) if device.verdict is ServiceVerdict.HELD else (SERVICE_AWAY,)
+        return found
+    if device.verdict in (ServiceVerdict.ADVERTISED, ServiceVerdict.UNKNOWN):
+        return (*found, DeviceTaint(SERVICE_AWAY))
+    return found or (DeviceTaint(OUT_OF_SERVICE if device.verdict is ServiceVerdict.WITHHELD else HELD),)
 
 
 def pcie_root(pci_address: str, sysfs: Path) -> str:

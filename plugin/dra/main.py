@@ -3,6 +3,11 @@
 Invariants: it waits for a kubelet and for a service that are not running. If one of its tasks fails, all tasks end and
 the process exits, so that its supervisor restarts it. After SIGTERM the registration socket disappears first; the
 ResourceSlices stay, because the next instance continues with them.
+
+SIGHUP, and a GPU driver that has moved, make it resolve its NVIDIA settings again; claims that are prepared later get what
+they say. If they cannot work, the old ones stay in force. Until it is known where the GPU driver is, no NVIDIA GPU is prepared and
+nothing published, and earlier slices stay. Registration does not wait for it: without the driver of claims no pod with a claim
+can end, and a new GPU driver may wait for those pods.
 """
 
 from __future__ import annotations
@@ -11,14 +16,16 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from plugin.cluster.client import ApiServerClient
 from plugin.cluster.credentials import Credentials
+from plugin.device_selection import ALL_DEVICES, DeviceSelection
+from plugin.dra.binding import BindingConditions
 from plugin.dra.cdi import ClaimCdiSpecs
 from plugin.dra.claim_driver import ClaimDriver, ClaimDriverTimes
 from plugin.dra.claim_pods import ClaimPodsFollower
@@ -31,19 +38,32 @@ from plugin.dra.service import ScrubServiceClaims
 from plugin.dra.slice_controller import SliceController, SliceTimes
 from plugin.instance_lock import WriterLock
 from plugin.kubelet.devices import AdvertisedDevices
-from plugin.logs import Logger, create_logger
+from plugin.logs import Logger, WaitLogger, create_logger
 from plugin.nvidia.cdi import CdiPublisher
 from plugin.nvidia.settings import NvidiaPluginSettings
 from plugin.observers import DeferredObserver, NullObserver
-from plugin.process import bind_metrics, bind_probes, expected_error, notify_service_manager, serve_metrics, signals
+from plugin.process import (
+    bind_metrics,
+    bind_probes,
+    expected_error,
+    notify_service_manager,
+    open_traces,
+    serve_metrics,
+    signals,
+)
 from plugin.service_client import ServiceWatch, WatchTimes
 from scrubber import __version__
 from scrubber.api.client import PluginClient
-from scrubber.config.settings import Address, MetricsTls
+from scrubber.config.settings import Address, MetricsTls, TraceExport
+from scrubber.domain.errors import InvalidConfiguration
 from scrubber.observability.log_sink import LostLineCounter
 from scrubber.observability.probes import ProbeServer
+from scrubber.ports.runtime import NOOP_TRACER, Tracer
 
 __all__ = ["DriverSettings", "DriverTimes", "run"]
+
+_WAIT_LOG_INTERVAL = 30.0
+"""Seconds between log lines about a GPU driver that is not there yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +78,8 @@ class DriverTimes:
     """Limit of one request to the API server, in seconds."""
     metrics: float = 5.0
     """Seconds that the metrics wait for the registration, which takes precedence."""
+    gpu_driver: float = 2.0
+    """Seconds between checks of where the GPU driver is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +92,15 @@ class DriverSettings:
         credentials: for the API server.
         cdi_dir: where container runtimes look for CDI specifications.
         socket: directory of the service's sockets.
+        devices: the devices that are published and prepared.
+        binding_conditions: whether the scheduler binds pods to devices that are being cleaned only once they are clean.
         nvidia: settings for NVIDIA GPUs only.
+        reload_nvidia: resolves them again; raises :class:`InvalidConfiguration`. None: they cannot change.
+        follow_driver: resolves them for the place where the GPU driver is now, which is checked without a signal; raises
+            :class:`InvalidConfiguration`. None: it does not move.
         metrics_required: whether an address in use stops the driver; otherwise it only disables the metrics.
         probe_address: address of the kubelet's probes; None: no probes.
+        traces: whether traces are sent; OpenTelemetry's own variables contain the destination.
     """
 
     paths: DriverSocketPaths
@@ -80,13 +108,18 @@ class DriverSettings:
     credentials: Credentials
     cdi_dir: Path = Path("/var/run/cdi")
     socket: Path = Path("/run/scrubber")
+    devices: DeviceSelection = ALL_DEVICES
+    binding_conditions: bool = False
     nvidia: NvidiaPluginSettings = field(default_factory=NvidiaPluginSettings)
+    reload_nvidia: Callable[[], NvidiaPluginSettings] | None = field(default=None, compare=False)
+    follow_driver: Callable[[NvidiaPluginSettings], NvidiaPluginSettings] | None = field(default=None, compare=False)
     log_format: str = "auto"
     log_level: str = "info"
     metrics_address: Address | None = None
     metrics_required: bool = False
     metrics_tls: MetricsTls | None = None
     probe_address: Address | None = None
+    traces: TraceExport = TraceExport.OFF
     times: DriverTimes = field(default_factory=DriverTimes)
 
 
@@ -109,10 +142,17 @@ async def _run(settings: DriverSettings, log: Logger, losses: LostLineCounter, s
     )
     observer: DeferredObserver | NullObserver = NullObserver() if listener is None else DeferredObserver()
     probes = bind_probes(settings.probe_address, stack)
-    stop, _ = signals()
+    traces = open_traces(settings.traces, "gpu-scrubber-dra", settings.node_name, log, stack)
+    stop, hangup = signals()
     devices = AdvertisedDevices()
     try:
-        async with _Driver.create(settings, devices, observer, log) as driver, asyncio.TaskGroup() as tasks:
+        async with (
+            PluginClient(
+                settings.socket.absolute(), trace_metadata=traces.outgoing_metadata if traces else tuple
+            ) as client,
+            _Driver.create(settings, devices, observer, log, client, traces or NOOP_TRACER) as driver,
+            asyncio.TaskGroup() as tasks,
+        ):
             if probes is not None:
                 server = ProbeServer(probes, unready_reason=driver.unready_reason)
                 stack.callback(server.close)
@@ -122,10 +162,12 @@ async def _run(settings: DriverSettings, log: Logger, losses: LostLineCounter, s
             running = [
                 tasks.create_task(driver.watch.run(), name="service snapshots"),
                 tasks.create_task(driver.publish(), name="devices"),
-                tasks.create_task(driver.slices.run(), name="slices"),
+                tasks.create_task(driver.slices_once_located(), name="slices"),
+                tasks.create_task(driver.follow_settings(hangup), name="settings"),
                 tasks.create_task(driver.pods.run(), name="pods of claims"),
                 tasks.create_task(driver.reports.run(), name="reports about claims"),
-                tasks.create_task(driver.claims.remove_unprepared(), name="specifications"),
+                tasks.create_task(driver.claims.reconcile_specs(), name="specifications"),
+                tasks.create_task(driver.claims.remove_left_specs(), name="specifications of released claims"),
                 tasks.create_task(notify_service_manager(driver.unready_reason), name="service manager"),
                 tasks.create_task(
                     serve_metrics(
@@ -141,6 +183,8 @@ async def _run(settings: DriverSettings, log: Logger, losses: LostLineCounter, s
                     name="metrics",
                 ),
             ]
+            if settings.binding_conditions:
+                running.append(tasks.create_task(driver.binding.run(), name="binding conditions"))
             registration = tasks.create_task(driver.registration.run(), name="registration")
             await stop.wait()
             log.info("plugin.stopping")
@@ -164,7 +208,7 @@ class _Driver:
     """The parts of the driver.
 
     Args:
-        claim_api, slice_api, slice_watch, report_api: a connection each, because one connection serves one request at a time.
+        claim_api, slice_api, slice_watch, report_api, binding_api, binding_watch: a connection each, because one connection serves one request at a time.
 
     Raises:
         InvalidConfiguration: a setting cannot work on this node.
@@ -176,18 +220,28 @@ class _Driver:
         devices: AdvertisedDevices,
         observer: DeferredObserver | NullObserver,
         log: Logger,
-        *,
         client: PluginClient,
+        tracer: Tracer,
+        *,
         claim_api: ApiServerClient,
         slice_api: ApiServerClient,
         slice_watch: ApiServerClient,
         report_api: ApiServerClient,
+        binding_api: ApiServerClient,
+        binding_watch: ApiServerClient,
     ) -> None:
         driver, node, times = settings.paths.driver, settings.node_name, settings.times
+        self._settings = settings
+        self._log = log
         self._devices = devices
         self._changed = asyncio.Event()
-        specs = ClaimCdiSpecs(
-            settings.cdi_dir, driver, log=log, nvidia=_nvidia_specs(settings, log), epoch=lambda: devices.epoch
+        self._nvidia = settings.nvidia
+        self._located = asyncio.Event()
+        """It is known where the GPU driver is."""
+        if not settings.nvidia.pending:
+            self._located.set()
+        self._specs = specs = ClaimCdiSpecs(
+            settings.cdi_dir, driver, log=log, nvidia=self._nvidia_specs(), epoch=lambda: devices.epoch
         )
         specs.check()
         specs.remove_left_behind(time.time())
@@ -197,6 +251,7 @@ class _Driver:
             times=times.watch,
             log=log,
             clock=time.monotonic,
+            selection=settings.devices,
             on_snapshot=lambda _: self._changed.set(),
             observer=observer,
         )
@@ -212,6 +267,20 @@ class _Driver:
             token=lambda: os.urandom(4).hex(),
             lock=WriterLock(settings.paths.directory),
             observer=observer,
+            binding_conditions=settings.binding_conditions,
+        )
+        self.binding = BindingConditions(
+            driver,
+            node,
+            api=binding_api,
+            watch=binding_watch,
+            devices=devices,
+            withdrawal=self.slices,
+            log=log,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            jitter=random.random,
+            observer=observer,
         )
         self.reports = ClaimReports(
             driver,
@@ -226,6 +295,7 @@ class _Driver:
             driver,
             ScrubServiceClaims(client),
             lambda: ApiServerClient(settings.credentials, node, deadline=times.request),
+            devices=devices,
             log=log,
             clock=time.monotonic,
             jitter=random.random,
@@ -238,10 +308,13 @@ class _Driver:
             devices=devices,
             specs=specs,
             withdrawal=self.slices,
+            gpu_driver_located=self._located,
+            was_ready=lambda: self.watch.was_ready,
             times=times.calls,
             log=log,
             clock=time.monotonic,
             observer=observer,
+            tracer=tracer,
             claims_observers=(self.reports, self.pods),
         )
         health = HealthStream(node, devices)
@@ -263,11 +336,12 @@ class _Driver:
         devices: AdvertisedDevices,
         observer: DeferredObserver | NullObserver,
         log: Logger,
+        client: PluginClient,
+        tracer: Tracer,
     ) -> AsyncIterator[_Driver]:
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(PluginClient(settings.socket.absolute()))
             apis = []
-            for _ in range(4):
+            for _ in range(6):
                 api = ApiServerClient(settings.credentials, settings.node_name, deadline=settings.times.request)
                 stack.push_async_callback(api.close)
                 apis.append(api)
@@ -276,36 +350,93 @@ class _Driver:
                 devices,
                 observer,
                 log,
-                client=client,
+                client,
+                tracer,
                 claim_api=apis[0],
                 slice_api=apis[1],
                 slice_watch=apis[2],
                 report_api=apis[3],
+                binding_api=apis[4],
+                binding_watch=apis[5],
             )
 
     async def publish(self) -> NoReturn:
-        """Pass on the devices to the slices after every snapshot of the service."""
+        """Pass on the devices to the slices after every snapshot of the service.
+
+        A service that has never been ready may not list every device, so that earlier slices stay until then.
+        """
         while True:
             await self._changed.wait()
             self._changed.clear()
-            await self.slices.update(slice_devices(self._devices.devices))
+            if self.watch.was_ready:
+                await self.slices.update(slice_devices(self._devices.devices))
+                self.binding.on_devices()
+
+    async def slices_once_located(self) -> NoReturn:
+        await self._located.wait()
+        await self.slices.run()
+
+    async def follow_settings(self, hangup: asyncio.Event) -> NoReturn:
+        """Resolve the NVIDIA settings again when ``hangup`` is set, and when the GPU driver has moved."""
+        settings, log = self._settings, self._log
+        reminder = WaitLogger(log, every=_WAIT_LOG_INTERVAL, clock=time.monotonic)
+        last_error = ""
+        while True:
+            if not self._located.is_set():
+                reminder.log_waiting("driver.location-unknown", message=self._nvidia.pending)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(settings.times.gpu_driver if settings.follow_driver else None):
+                    await hangup.wait()
+            requested = hangup.is_set()
+            hangup.clear()
+            try:
+                changed = self._resolve_nvidia(everything=requested)
+            except InvalidConfiguration as error:
+                if requested or str(error) != last_error:
+                    log.error("settings.rejected", message=str(error))
+                last_error = str(error)
+                continue
+            last_error = ""
+            if requested and not changed:
+                log.info("settings.unchanged")
+            if self._nvidia.pending or not changed:
+                continue
+            if self._located.is_set():
+                log.info("settings.reloaded", root=str(self._nvidia.root.host))
+            else:
+                reminder.log_ended("driver.location-known", root=str(self._nvidia.root.host))
+            self._located.set()
+
+    def _resolve_nvidia(self, *, everything: bool) -> bool:
+        """Resolve the NVIDIA settings again, and use them for claims from now on; return whether they have changed."""
+        settings, before = self._settings, self._nvidia
+        if everything and settings.reload_nvidia:
+            found = settings.reload_nvidia()
+        else:
+            found = settings.follow_driver(before) if settings.follow_driver else before
+        if found.pending and self._located.is_set():
+            return False  # the driver is being replaced: what was known of it stays valid
+        self._nvidia = found
+        self._specs.nvidia = self._nvidia_specs()
+        return found != before
+
+    def _nvidia_specs(self) -> CdiPublisher:
+        nvidia = self._nvidia
+        return CdiPublisher(
+            self._settings.cdi_dir,
+            root=nvidia.root,
+            hook=nvidia.hook,
+            injection=nvidia.injection,
+            log=self._log,
+            disabled_hooks=nvidia.disabled_cdi_hooks,
+            sockets=nvidia.ipc_sockets,
+            host=nvidia.host_root or Path("/"),
+        )
 
     def unready_reason(self) -> str:
         """Return why this instance could not replace another one yet; empty when it could."""
+        if not self._located.is_set():
+            return "it is not known yet where the GPU driver is"
         if not self.watch.was_ready:
             return "no scrub service that has checked every device has answered yet"
         return "" if self.registration.is_registered else "the kubelet has not registered the driver yet"
-
-
-def _nvidia_specs(settings: DriverSettings, log: Logger) -> CdiPublisher:
-    nvidia = settings.nvidia
-    return CdiPublisher(
-        settings.cdi_dir,
-        root=nvidia.root,
-        hook=nvidia.hook,
-        injection=nvidia.injection,
-        log=log,
-        disabled_hooks=nvidia.disabled_cdi_hooks,
-        sockets=nvidia.ipc_sockets,
-        host=nvidia.host_root or Path("/"),
-    )

@@ -5,13 +5,13 @@ All raise the errors of :mod:`plugin.cluster.errors`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
 from plugin.cluster.port import EventContent
 
-__all__ = ["ClaimApi", "ClaimWatchApi", "Json", "SliceApi", "SliceWatchApi"]
+__all__ = ["AllClaimsApi", "ClaimApi", "ClaimWatchApi", "Json", "SliceApi", "SliceWatchApi"]
 
 Json = Mapping[str, Any]
 
@@ -20,6 +20,8 @@ class ClaimApi(Protocol):
     """Requests about claims."""
 
     async def get_claim(self, namespace: str, name: str) -> Json: ...
+
+    async def get_device_class(self, name: str) -> Json: ...
 
     async def patch_claim_status(self, namespace: str, name: str, patch: Json) -> Json:
         """Apply a merge patch to the claim with its status."""
@@ -40,6 +42,21 @@ class ClaimWatchApi(Protocol):
     async def close(self) -> None: ...
 
 
+class AllClaimsApi(Protocol):
+    """A connection for a watch of the claims of all namespaces."""
+
+    async def list_claims(self, selected: Callable[[Json], bool]) -> tuple[str, Sequence[Json]]:
+        """Return the resource version of the list, and the claims for which ``selected`` returns true."""
+        ...
+
+    def watch_claims(self, version: str) -> AsyncGenerator[tuple[str, Json], None]:
+        """Yield each change after ``version``: ``ADDED``, ``MODIFIED`` or ``DELETED``, and the claim.
+
+        It ends after some minutes. :class:`plugin.cluster.errors.ApiNotFound` if ``version`` is too old.
+        """
+        ...
+
+
 class SliceApi(Protocol):
     """Requests about the ResourceSlices of one driver on one node."""
 
@@ -52,10 +69,12 @@ class SliceApi(Protocol):
     async def create_slice(self, slice_: Json) -> Json: ...
 
     async def replace_slice(self, slice_: Json) -> Json:
-        """Replace the slice; :class:`plugin.cluster.errors.ApiConflict` if it has another version by now."""
+        """Replace the slice; :class:`plugin.cluster.errors.ApiConflict` if it is another one, or has another version."""
         ...
 
-    async def delete_slice(self, name: str) -> None: ...
+    async def delete_slice(self, slice_: Json) -> None:
+        """Delete the slice; :class:`plugin.cluster.errors.ApiConflict` if it is another one, or has another version."""
+        ...
 
 
 class SliceWatchApi(Protocol):

@@ -39,12 +39,14 @@ class ScrubServiceClaims:
         *,
         driver: str,
         wait_seconds: float,
+        extended_resources: Sequence[str] = (),
     ) -> Sequence[ClaimGrant]:
         response = await self._client.prepare_claim(
             pb.Claim(uid=claim.uid, namespace=claim.namespace, name=claim.name),
             [pb.ClaimDevice(device_id=each.device_id, admin_access=each.admin_access) for each in devices],
             [_pod(each) for each in pods],
             driver=driver,
+            extended_resources=extended_resources,
             deadline_seconds=max(wait_seconds, _SHORTEST_WAIT),
             timeout=wait_seconds + ANSWER_SECONDS,
         )
@@ -68,6 +70,7 @@ class ScrubServiceClaims:
                 ClaimIdentity(each.claim.namespace, each.claim.name, each.claim.uid),
                 each.driver,
                 tuple(device.device_id for device in each.devices),
+                each.releasing,
             )
             for each in response.claims
         ]

@@ -50,7 +50,7 @@ __all__ = ["SliceController", "SliceTimes"]
 _T = TypeVar("_T")
 
 _MAX_ROUNDS = 4
-"""Of writing within one attempt: each feature gate that turns out to be off takes another one."""
+"""Of writing the same state within one attempt: each feature gate that turns out to be off takes another one."""
 
 PERMISSIONS = (
     "The driver's role must allow it to list, watch, create, update and delete resourceslices, and to get nodes."
@@ -88,6 +88,7 @@ class SliceController:
         watch: another connection, because a watch occupies one.
         lock: decides which instance of the driver writes; None: there is only this one.
         clock: monotonic seconds; ``jitter``: random, in [0, 1); ``token``: random letters and digits for names.
+        binding_conditions: whether devices that are being cleaned have binding conditions.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class SliceController:
         token: Callable[[], str],
         lock: WriterLock | None = None,
         observer: ClusterObserver | None = None,
+        binding_conditions: bool = False,
     ) -> None:
         self._driver = driver
         self._node = node
@@ -118,7 +120,7 @@ class SliceController:
         self._backoff = WriterBackoff(times.backoff, jitter)
         self._watch_backoff = WriterBackoff(times.backoff, jitter)
         self._reminder = WaitLogger(log, every=times.log_interval, clock=clock)
-        self._features = SliceFeatures()
+        self._features = SliceFeatures(binding_conditions=binding_conditions)
         self._devices: tuple[SliceDevice, ...] | None = None
         self._withheld: dict[str, tuple[DeviceTaint, float]] = {}
         self._slices: dict[str, Mapping[str, Any]] | None = None
@@ -144,8 +146,12 @@ class SliceController:
     async def update(self, devices: Sequence[SliceDevice]) -> None:
         """Store the devices as they should be published."""
         now = self._clock()
-        withdrawn = {device.id for device in devices if device.taints}
-        withheld = {id_: each for id_, each in self._withheld.items() if id_ not in withdrawn and each[1] > now}
+        reasons = {(device.id, taint.reason) for device in devices for taint in device.taints}
+        withheld = {
+            id_: (taint, until)
+            for id_, (taint, until) in self._withheld.items()
+            if (id_, taint.reason) not in reasons and until > now
+        }
         changed = self._devices != tuple(devices) or self._withheld != withheld
         self._devices, self._withheld = tuple(devices), withheld
         if changed:
@@ -240,8 +246,8 @@ class SliceController:
         taints = {id_: taint for id_, (taint, until) in self._withheld.items() if until > now}
         return slice_contents(
             (
-                replace(each, taints=(taints[each.id],), readiness=Readiness.WITHHELD)
-                if each.id in taints and not each.taints
+                replace(each, taints=(*each.taints, taints[each.id]), readiness=Readiness.WITHHELD)
+                if each.id in taints
                 else each
                 for each in self._devices or ()
             ),
@@ -256,11 +262,22 @@ class SliceController:
             await self._list()
         # In between, devices keep their places, so that a taint is a change of one slice.
         reorder = self._ordered_at is None or self._clock() >= self._ordered_at + self._times.reorder
-        for _ in range(_MAX_ROUNDS):
+        order = () if reorder else self._order
+        rounds, wanted = 0, self._wanted
+        while True:
+            if wanted != self._wanted:
+                rounds, wanted = 0, self._wanted
+            rounds += 1
+            if rounds > _MAX_ROUNDS:
+                raise ApiUnavailable(
+                    "The API server does not keep the ResourceSlices as they were sent. Another client or an admission "
+                    "webhook may change them."
+                )
             known, features = self._slices, self._features
             if known is None:
                 raise ApiConflict("The slices changed.")
-            contents = self._contents(() if reorder else self._order)
+            contents = self._contents(order)
+            order = _names(contents)
             plan = plan_slices(
                 contents,
                 known.values(),
@@ -276,10 +293,12 @@ class SliceController:
                 self._reorder_pending = self._order != _names(self._contents())
                 if reorder:
                     self._ordered_at = self._clock()
+                self._forget_ended_taints(contents)
                 return
             if repairs:
                 self._count_repair()
             await self._apply(plan)
+            self._forget_ended_taints(contents)
             if features == self._features:
                 self._log.info(
                     "slices.published",
@@ -287,10 +306,6 @@ class SliceController:
                     slices=len(contents),
                     generation=plan.generation,
                 )
-        raise ApiInvalidRequest(
-            "The API server does not keep the ResourceSlices as they were sent. Another client or an admission webhook may "
-            "change them."
-        )
 
     async def _list(self) -> None:
         try:
@@ -317,11 +332,11 @@ class SliceController:
             self._on_written(each, await self._counted(self._api.create_slice(each)))
         for each in plan.replace:
             self._on_written(each, await self._counted(self._api.replace_slice(each)))
-        for name in plan.delete:
+        for obsolete in plan.delete:
             with suppress(ApiNotFound):
-                await self._counted(self._api.delete_slice(name))
+                await self._counted(self._api.delete_slice(obsolete))
             if self._slices is not None:
-                self._slices.pop(name, None)
+                self._slices.pop(obsolete["metadata"]["name"], None)
 
     async def _counted(self, request: Awaitable[_T]) -> _T:
         ok = False
@@ -338,17 +353,23 @@ class SliceController:
         self._slices[received["metadata"]["name"]] = received
         self._remember([received])
         kept = dropped_features(sent, received)
-        for name in ("taints", "counters"):
+        for name, message in _FEATURE_OFF.items():
             if getattr(self._features, name) and not getattr(kept, name):
                 self._features = replace(self._features, **{name: False})
-                self._log.warning("slices.feature-off", feature=name, message=_FEATURE_OFF[name])
+                self._log.warning("slices.feature-off", feature=name, message=message)
+
+    def _forget_ended_taints(self, published: Sequence[Mapping[str, Any]]) -> None:
+        """Forget the times of taints that are not published any more: tolerations of one that returns count from then on."""
+        present = {
+            (device["name"], taint["key"], taint["effect"])
+            for each in published
+            for device in each.get("devices", ())
+            for taint in device.get("taints", ())
+        }
+        self._taint_times = {key: at for key, at in self._taint_times.items() if key in present}
 
     def _remember(self, slices: Sequence[Mapping[str, Any]]) -> None:
-        known = self._slices or {}
         self._taint_times |= taint_times(slices)
-        present = {device["name"] for each in known.values() for device in each["spec"].get("devices") or []}
-        if self._devices is not None and len(self._taint_times) > 4 * max(16, len(self._devices)):
-            self._taint_times = {key: at for key, at in self._taint_times.items() if key[0] in present}
         for each in slices:
             self._generation = max(self._generation, int(each["spec"].get("pool", {}).get("generation") or 0))
 
@@ -421,6 +442,8 @@ _FEATURE_OFF = {
     "service is not published instead, and pods that use it are not evicted.",
     "counters": "The API server does not keep shared counters (feature gate DRAPartitionableDevices). Instances are "
     "published without them.",
+    "binding_conditions": "The API server does not keep binding conditions (feature gate DRADeviceBindingConditions). Pods "
+    "are bound to devices that are not clean yet, and wait on the node; --binding-conditions has no effect.",
 }
 
 

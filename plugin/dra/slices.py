@@ -27,7 +27,9 @@ __all__ = [
     "SliceOwner",
     "SlicePlan",
     "TaintTimes",
+    "clean_condition",
     "dropped_features",
+    "not_clean_condition",
     "plan_slices",
     "slice_contents",
     "taint_times",
@@ -80,6 +82,7 @@ class SliceDevice:
         pcie_root: PCIe root complex, as in sysfs (``pci0000:3a``).
         peers: ids of devices joined by a fast link.
         parent, profile: of an instance: the id of its GPU, and its kind.
+        being_cleaned: it is not clean, and on its way: the scheduler can place a pod on it, and bind the pod later.
     """
 
     id: str
@@ -95,14 +98,20 @@ class SliceDevice:
     parent: str = ""
     profile: str = ""
     taints: tuple[DeviceTaint, ...] = ()
+    being_cleaned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SliceFeatures:
-    """Optional fields that the API server keeps; it drops those whose feature gate is off."""
+    """Optional fields that the API server keeps; it drops those whose feature gate is off.
+
+    Attributes:
+        binding_conditions: also False where they are not requested.
+    """
 
     taints: bool = True
     counters: bool = True
+    binding_conditions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,7 @@ class SlicePlan:
 
     create: tuple[Json, ...] = ()
     replace: tuple[Json, ...] = ()
-    delete: tuple[str, ...] = ()
+    delete: tuple[Mapping[str, Any], ...] = ()
     generation: int = field(default=0, compare=False)
 
     def __bool__(self) -> bool:
@@ -158,7 +167,11 @@ def slice_contents(
     )
     sets = _counter_sets(known, parents, names) if features.counters else {}
     groups = _peer_groups(shown, names)
-    published = [_device(device, driver, names, groups, sets) for device in shown]
+    published = [
+        _device(device, driver, names, groups, sets)
+        | (_binding_fields(driver) if features.binding_conditions and device.being_cleaned else {})
+        for device in shown
+    ]
     chunks = [published[each : each + MAX_DEVICES] for each in range(0, len(published), MAX_DEVICES)] or [[]]
     counters = list(sets.values())
     return (
@@ -244,6 +257,23 @@ def _device(
     return built
 
 
+def clean_condition(driver: str) -> str:
+    """Return the type of the condition in a claim's status that lets the scheduler bind the pod."""
+    return f"{driver}/clean"
+
+
+def not_clean_condition(driver: str) -> str:
+    """Return the type of the condition in a claim's status that makes the scheduler choose another device."""
+    return f"{driver}/not-clean"
+
+
+def _binding_fields(driver: str) -> Json:
+    return {
+        "bindingConditions": [clean_condition(driver)],
+        "bindingFailureConditions": [not_clean_condition(driver)],
+    }
+
+
 def _taints(device: SliceDevice, driver: str) -> list[Json]:
     """Return one taint for each reason; the strongest effect of a reason counts."""
     by_reason: dict[str, TaintEffect] = {}
@@ -320,7 +350,7 @@ def plan_slices(
         position = _position(each)
         if position < len(contents) and each["spec"].get("pool", {}).get("name") == owner.node:
             mine.setdefault(position, each)
-    delete = tuple(each["metadata"]["name"] for each in existing if each not in mine.values())
+    delete = tuple(each for each in existing if each not in mine.values())
     dated = [_with_times(content, times) for content in contents]
     changed = [
         position
@@ -404,7 +434,8 @@ def _slice(
     pool = {"name": owner.node, "generation": generation, "resourceSliceCount": count}
     metadata: Json = {"name": _name(position, owner, token())}
     if found is not None:
-        metadata = {key: found["metadata"][key] for key in ("name", "resourceVersion") if key in found["metadata"]}
+        kept = ("name", "uid", "resourceVersion")
+        metadata = {key: found["metadata"][key] for key in kept if key in found["metadata"]}
     if owner.node_uid:
         reference = {"apiVersion": "v1", "kind": "Node", "name": owner.node, "uid": owner.node_uid, "controller": True}
         metadata["ownerReferences"] = [reference]
@@ -434,5 +465,8 @@ def dropped_features(sent: Mapping[str, Any], received: Mapping[str, Any]) -> Sl
         counters=len(theirs.get("sharedCounters") or []) >= len(mine.get("sharedCounters", []))
         and not any(
             "consumesCounters" in each and not kept.get(each["name"], {}).get("consumesCounters") for each in devices
+        ),
+        binding_conditions=not any(
+            "bindingConditions" in each and not kept.get(each["name"], {}).get("bindingConditions") for each in devices
         ),
     )

@@ -21,6 +21,7 @@ from enum import StrEnum
 
 from plugin.nvidia.injection import has_nvidia_node
 from scrubber.domain.device import Access
+from scrubber.domain.states import BindingState, TaintReason
 
 __all__ = ["AdvertisedDevice", "AdvertisedDevices", "Availability", "ServiceVerdict", "index_sort_key"]
 
@@ -50,8 +51,9 @@ class AdvertisedDevice:
         pci_address: PCI address, of the GPU for a MIG instance; empty where there is none.
         refusal: message for a pod's status; empty while the device is advertised.
         gone: it is no longer on this node, and is listed only because it once was.
-        model, memory_bytes, driver_version: as the driver reports them; the last is empty where the node has one driver.
-        cause_code: why it is out of service; empty while it is not.
+        model, memory_bytes, driver_version: as the driver reports them.
+        taints: why the scheduler should not choose it for a claim, as the service says.
+        binding: whether a scheduler that waits for it may bind a pod to it now, as the service says; None: not known.
         share_of: id of the device that this is a share of; empty for the device itself.
     """
 
@@ -72,7 +74,8 @@ class AdvertisedDevice:
     model: str = ""
     memory_bytes: int = 0
     driver_version: str = ""
-    cause_code: str = ""
+    taints: tuple[TaintReason, ...] = ()
+    binding: BindingState | None = None
     share_of: str = ""
 
     @property
@@ -192,7 +195,8 @@ def _with_verdict_of(device: AdvertisedDevice, before: AdvertisedDevice | None) 
 
 
 def _without_certificate(device: AdvertisedDevice) -> AdvertisedDevice:
-    return replace(device, certified=False, scrubbing=False)
+    binding = None if device.binding is BindingState.READY else device.binding
+    return replace(device, certified=False, scrubbing=False, binding=binding)
 
 
 def _as_missing(device: AdvertisedDevice) -> AdvertisedDevice:

@@ -20,6 +20,7 @@ import grpc
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api import scrubber_pb2_grpc
+from scrubber.api.peer_versions import USER_AGENT
 from scrubber.api.sockets import Purpose, Sockets, grpc_target
 from scrubber.api.status import CLASS_KEY, error_from_status
 from scrubber.domain.errors import InvalidConfiguration, PermissionDenied, ScrubberError, Unavailable
@@ -35,6 +36,7 @@ _OPTIONS = (
     # Contrary to its name, the time limit of one connection attempt: a loaded node does not mean that the service is
     # away.
     ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.primary_user_agent", USER_AGENT),
 )
 
 _UNAVAILABLE_MESSAGE = "The scrub service on this node does not answer."
@@ -231,6 +233,7 @@ class PluginClient(_Client):
         driver: str,
         deadline_seconds: float,
         timeout: float,
+        extended_resources: Sequence[str] = (),
     ) -> pb.PrepareClaimResponse:
         """Prepare all of ``devices`` for ``claim`` or none; a repeated call gets the same answer.
 
@@ -238,13 +241,19 @@ class PluginClient(_Client):
             pods: for which the claim is reserved; at least one.
             deadline_seconds: how long the service may wait for scrubs and earlier users; 0 means the policy's limit.
             timeout: seconds after which the service counts as away; more than ``deadline_seconds``.
+            extended_resources: for which the scheduler created the claim; empty for a claim of the user's.
 
         Raises:
             Unavailable: the service is away, or did not respond.
             NotReady, Quarantined, Refused, InvalidRequest, LedgerFailure: refusals of the service.
         """
         request = pb.PrepareClaimRequest(
-            claim=claim, devices=devices, pods=pods, deadline_seconds=deadline_seconds, driver=driver
+            claim=claim,
+            devices=devices,
+            pods=pods,
+            deadline_seconds=deadline_seconds,
+            driver=driver,
+            extended_resources=extended_resources,
         )
         call: Awaitable[pb.PrepareClaimResponse] = self._stub.PrepareClaim(
             request, timeout=timeout, metadata=self._trace_metadata()

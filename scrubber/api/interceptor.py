@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
@@ -17,10 +17,11 @@ import grpc
 import structlog
 
 from scrubber.api.peer_auth import caller_name
+from scrubber.api.peer_versions import PeerVersions
 from scrubber.api.sockets import Purpose
 from scrubber.api.status import status_from_error
 from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import InvalidRequest, PermissionDenied, ScrubberError
+from scrubber.domain.errors import InvalidRequest, PermissionDenied, Refused, ScrubberError
 
 __all__ = ["ApiInterceptor", "Authorize", "JoinTrace", "RpcObserver"]
 
@@ -57,6 +58,8 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
         authorize: called before every call; None admits every caller that the socket's mode allows.
         observer: receives every call of a method that is served here.
         join_trace: called for every admitted call; None: calls join no trace.
+        peer_versions: refuses clients of unsupported versions, and counts those with an open watch stream; None: every
+            version is admitted.
     """
 
     def __init__(
@@ -67,12 +70,14 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
         authorize: Authorize | None = None,
         observer: RpcObserver | None = None,
         join_trace: JoinTrace | None = None,
+        peer_versions: PeerVersions | None = None,
     ) -> None:
         self._purpose = purpose
         self._log = log
         self._authorize = authorize
         self._observer: RpcObserver = observer or _NullRpcObserver()
         self._join_trace = join_trace
+        self._peer_versions = peer_versions
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -149,10 +154,14 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
             self._observer.on_call_finished(method, code, monotonic() - began)
 
     @contextmanager
-    def _count_stream(self, method: str, _: Context) -> Iterator[None]:
+    def _count_stream(self, method: str, context: Context) -> Iterator[None]:
+        versions: AbstractContextManager[None] = nullcontext()
+        if self._peer_versions is not None:
+            versions = self._peer_versions.connected(context.invocation_metadata())
         self._observer.on_open_streams_changed(method, 1)
         try:
-            yield
+            with versions:
+                yield
         finally:
             self._observer.on_open_streams_changed(method, -1)
 
@@ -160,7 +169,7 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
         async def answer(requests: Any, context: Context) -> None:
             try:
                 self._check(None, context)
-            except PermissionDenied as error:
+            except Refused as error:
                 await self._refuse(method, error, context)
             status = status_from_error(_not_served_error(method, self._purpose), public=False)
             await context.abort(status.code, status.details, status.metadata)
@@ -170,6 +179,8 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
     def _check(self, request: Any, context: Context) -> None:
         if self._authorize is not None:
             self._authorize(context.peer())
+        if self._peer_versions is not None:
+            self._peer_versions.check(context.invocation_metadata())
         if self._join_trace is not None:
             self._join_trace(context.invocation_metadata())
         if isinstance(request, InvalidRequest):
@@ -179,7 +190,12 @@ class ApiInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, ScrubberError):
             # The plugin's socket tells its caller the public sentence only; this line has the other one.
             kind, caller = type(error).__name__, caller_name(context.peer())
-            self._log.info("api.refused", method=method, error=kind, code=error.code, message=str(error), caller=caller)
+            if (
+                error.code != ErrorCode.VERSION_UNSUPPORTED
+            ):  # logged once: the plugin calls again several times a second
+                self._log.info(
+                    "api.refused", method=method, error=kind, code=error.code, message=str(error), caller=caller
+                )
         else:
             self._log.error("api.failed", method=method, exc_info=error)
         status = status_from_error(error, public=self._purpose is Purpose.PLUGIN)

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Sequence
 
+from scrubber import __version__
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.agent_pause import AgentPause, LabelChange, PauseOffer, PauseReport, PauseState, PauseWay
 from scrubber.domain.assignment import Claim, Pod
@@ -83,6 +84,7 @@ _MAX_OFFERS = 16
 _MAX_CHANGES = 64
 """Limit of the changes of a pause of agents: they are kept in the ledger, and in an audit row."""
 _MAX_CLAIM_DEVICES = 1024
+_MAX_EXTENDED_RESOURCES = 128
 _MAX_CLAIM_PODS = 256
 """Limit of Kubernetes: ``status.reservedFor`` has no more entries."""
 _MAX_OBJECT_NAME = 253
@@ -153,7 +155,16 @@ def parse_prepare_claim_call(request: pb.PrepareClaimRequest) -> PrepareClaimCal
         tuple(each.device_id for each in request.devices if not each.admin_access),
         tuple(each.device_id for each in request.devices if each.admin_access),
         wait or None,
+        _extended_resources(request.extended_resources),
     )
+
+
+def _extended_resources(names: Sequence[str]) -> frozenset[str]:
+    if len(names) > _MAX_EXTENDED_RESOURCES:
+        raise InvalidRequest(f"A claim is for at most {_MAX_EXTENDED_RESOURCES} extended resources.")
+    if any(not 0 < len(name) <= MAX_PLUGIN_NAME_CHARS for name in names):
+        raise InvalidRequest("The name of an extended resource is empty or too long.")
+    return frozenset(names)
 
 
 def parse_claim_uid(uid: str) -> str:
@@ -287,9 +298,12 @@ SnapshotKey = tuple[
 
 
 def snapshot_key(view: NodeView) -> SnapshotKey:
-    """Return everything that affects the kubelet's list, notices to pod owners or containers, and nothing else."""
+    """Return everything that affects the kubelet's list, the scheduler, notices to pod owners or containers; nothing else."""
     devices = tuple(
-        (each.device, each.advertised, each.record.health, _is_certified(each), _is_scrubbing(each), _refusal(each))
+        (
+            *(each.device, each.advertised, each.record.health, each.record.is_certified, _is_scrubbing(each)),
+            *(_refusal(each), each.taints, each.binding),
+        )
         for each in view.devices
     )
     pause = _plugins_pause(view.agent_pause)
@@ -301,7 +315,7 @@ def snapshot_message(view: NodeView) -> pb.Snapshot:
     """Return all devices as the plugin sees them."""
     return pb.Snapshot(
         version=view.version,
-        devices=[_snapshot_device(each) for each in view.devices],
+        devices=[_snapshot_device(each, view.driver_version) for each in view.devices],
         ready=view.ready,
         epoch=view.epoch,
         envvar_refused=view.refuses_envvar,
@@ -312,6 +326,7 @@ def snapshot_message(view: NodeView) -> pb.Snapshot:
             if (pause := _plugins_pause(view.agent_pause)) is None
             else _pause_message(pause, driver_closed=view.driver_closed)
         ),
+        service_version=__version__,
     )
 
 
@@ -346,12 +361,12 @@ def _notice(notice: PodNotice) -> pb.PodNotice:
     )
 
 
-def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
+def _snapshot_device(view: DeviceView, driver_version: str) -> pb.SnapshotDevice:
     return pb.SnapshotDevice(
         id=view.device.id,
         index=view.device.index,
         advertised=view.advertised,
-        certified=_is_certified(view),
+        certified=view.record.is_certified,
         scrubbing=_is_scrubbing(view),
         state=view.record.state,
         numa_node=view.device.numa_node,
@@ -364,8 +379,9 @@ def _snapshot_device(view: DeviceView) -> pb.SnapshotDevice:
         withheld=bool(view.withheld),
         model=_utf8_text(view.device.model),
         memory_bytes=view.device.memory_bytes,
-        driver_version=view.device.driver,
-        cause_code="" if view.record.cause is None else view.record.cause.code,
+        driver_version=view.device.driver or driver_version,
+        taints=[pb.DeviceTaint(reason=each.reason, evicts=each.evicts) for each in view.taints],
+        binding=view.binding,
     )
 
 
@@ -376,11 +392,6 @@ def _refusal(view: DeviceView) -> str:
 
 def _access(access: Access) -> pb.Access:
     return pb.Access(kind=access.kind.value, host_path=access.host_path, container_path=access.container_path)
-
-
-def _is_certified(view: DeviceView) -> bool:
-    certificate = view.record.certificate
-    return view.record.hygiene is Hygiene.CLEAN and certificate is not None and certificate.next_grant is None
 
 
 def _is_scrubbing(view: DeviceView) -> bool:
@@ -705,8 +716,8 @@ def history_entry_message(entry: HistoryEntry) -> pb.HistoryEntry:
     )
 
 
-def service_info_message(info: ServiceView) -> pb.ServiceInfo:
-    """Return the description of the service."""
+def service_info_message(info: ServiceView, plugin_versions: Sequence[str] = ()) -> pb.ServiceInfo:
+    """Return the description of the service, and the versions of the plugins that follow it."""
     return pb.ServiceInfo(
         version=info.version,
         backend=info.backend,
@@ -740,6 +751,7 @@ def service_info_message(info: ServiceView) -> pb.ServiceInfo:
             if info.agent_pause is None
             else _pause_message(info.agent_pause, info.agent_pause_message, driver_closed=info.driver_closed)
         ),
+        plugin_versions=plugin_versions,
     )
 
 

@@ -17,7 +17,7 @@ class Access(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., host_path: _Optional[str] = ..., container_path: _Optional[str] = ...) -> None: ...
 
 class SnapshotDevice(_message.Message):
-    __slots__ = ("id", "index", "advertised", "certified", "scrubbing", "state", "numa_node", "peers", "parent", "access", "refusal", "profile", "pci_address", "withheld", "model", "memory_bytes", "driver_version", "cause_code")
+    __slots__ = ("id", "index", "advertised", "certified", "scrubbing", "state", "numa_node", "peers", "parent", "access", "refusal", "profile", "pci_address", "withheld", "model", "memory_bytes", "driver_version", "taints", "binding")
     ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ADVERTISED_FIELD_NUMBER: _ClassVar[int]
@@ -35,7 +35,8 @@ class SnapshotDevice(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRIVER_VERSION_FIELD_NUMBER: _ClassVar[int]
-    CAUSE_CODE_FIELD_NUMBER: _ClassVar[int]
+    TAINTS_FIELD_NUMBER: _ClassVar[int]
+    BINDING_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     advertised: bool
@@ -53,8 +54,17 @@ class SnapshotDevice(_message.Message):
     model: str
     memory_bytes: int
     driver_version: str
-    cause_code: str
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., advertised: _Optional[bool] = ..., certified: _Optional[bool] = ..., scrubbing: _Optional[bool] = ..., state: _Optional[str] = ..., numa_node: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ..., access: _Optional[_Iterable[_Union[Access, _Mapping]]] = ..., refusal: _Optional[str] = ..., profile: _Optional[str] = ..., pci_address: _Optional[str] = ..., withheld: _Optional[bool] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., driver_version: _Optional[str] = ..., cause_code: _Optional[str] = ...) -> None: ...
+    taints: _containers.RepeatedCompositeFieldContainer[DeviceTaint]
+    binding: str
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., advertised: _Optional[bool] = ..., certified: _Optional[bool] = ..., scrubbing: _Optional[bool] = ..., state: _Optional[str] = ..., numa_node: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., parent: _Optional[str] = ..., access: _Optional[_Iterable[_Union[Access, _Mapping]]] = ..., refusal: _Optional[str] = ..., profile: _Optional[str] = ..., pci_address: _Optional[str] = ..., withheld: _Optional[bool] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., driver_version: _Optional[str] = ..., taints: _Optional[_Iterable[_Union[DeviceTaint, _Mapping]]] = ..., binding: _Optional[str] = ...) -> None: ...
+
+class DeviceTaint(_message.Message):
+    __slots__ = ("reason", "evicts")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EVICTS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    evicts: bool
+    def __init__(self, reason: _Optional[str] = ..., evicts: _Optional[bool] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
     __slots__ = ()
@@ -81,7 +91,7 @@ class PodNotice(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., since: _Optional[float] = ..., evict: _Optional[bool] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("version", "devices", "ready", "epoch", "envvar_refused", "notices", "yielded", "agent_pause")
+    __slots__ = ("version", "devices", "ready", "epoch", "envvar_refused", "notices", "yielded", "agent_pause", "service_version")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +100,7 @@ class Snapshot(_message.Message):
     NOTICES_FIELD_NUMBER: _ClassVar[int]
     YIELDED_FIELD_NUMBER: _ClassVar[int]
     AGENT_PAUSE_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_VERSION_FIELD_NUMBER: _ClassVar[int]
     version: int
     devices: _containers.RepeatedCompositeFieldContainer[SnapshotDevice]
     ready: bool
@@ -98,7 +109,8 @@ class Snapshot(_message.Message):
     notices: _containers.RepeatedCompositeFieldContainer[PodNotice]
     yielded: str
     agent_pause: AgentPause
-    def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ..., envvar_refused: _Optional[bool] = ..., notices: _Optional[_Iterable[_Union[PodNotice, _Mapping]]] = ..., yielded: _Optional[str] = ..., agent_pause: _Optional[_Union[AgentPause, _Mapping]] = ...) -> None: ...
+    service_version: str
+    def __init__(self, version: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[SnapshotDevice, _Mapping]]] = ..., ready: _Optional[bool] = ..., epoch: _Optional[str] = ..., envvar_refused: _Optional[bool] = ..., notices: _Optional[_Iterable[_Union[PodNotice, _Mapping]]] = ..., yielded: _Optional[str] = ..., agent_pause: _Optional[_Union[AgentPause, _Mapping]] = ..., service_version: _Optional[str] = ...) -> None: ...
 
 class AgentPause(_message.Message):
     __slots__ = ("id", "way", "device_ids", "ending", "changes", "since", "message", "driver_closed")
@@ -255,18 +267,20 @@ class ClaimDevice(_message.Message):
     def __init__(self, device_id: _Optional[str] = ..., admin_access: _Optional[bool] = ...) -> None: ...
 
 class PrepareClaimRequest(_message.Message):
-    __slots__ = ("claim", "devices", "pods", "deadline_seconds", "driver")
+    __slots__ = ("claim", "devices", "pods", "deadline_seconds", "driver", "extended_resources")
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     PODS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
+    EXTENDED_RESOURCES_FIELD_NUMBER: _ClassVar[int]
     claim: Claim
     devices: _containers.RepeatedCompositeFieldContainer[ClaimDevice]
     pods: _containers.RepeatedCompositeFieldContainer[ClaimPod]
     deadline_seconds: float
     driver: str
-    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ClaimDevice, _Mapping]]] = ..., pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., driver: _Optional[str] = ...) -> None: ...
+    extended_resources: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ClaimDevice, _Mapping]]] = ..., pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., driver: _Optional[str] = ..., extended_resources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PrepareClaimResponse(_message.Message):
     __slots__ = ("devices", "duration_seconds", "certificates")
@@ -703,7 +717,7 @@ class GetServiceInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServiceInfo(_message.Message):
-    __slots__ = ("version", "backend", "node_name", "boot_id", "driver_version", "policy", "policy_digest", "enforcement", "ledger_status", "epoch", "breaker", "key_id", "public_key", "audit_head", "paths", "policy_rejection", "kubelet_status", "pid", "admin_group", "read_group", "node_yield", "agent_pause")
+    __slots__ = ("version", "backend", "node_name", "boot_id", "driver_version", "policy", "policy_digest", "enforcement", "ledger_status", "epoch", "breaker", "key_id", "public_key", "audit_head", "paths", "policy_rejection", "kubelet_status", "pid", "admin_group", "read_group", "node_yield", "agent_pause", "plugin_versions")
     class PathsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -733,6 +747,7 @@ class ServiceInfo(_message.Message):
     READ_GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_YIELD_FIELD_NUMBER: _ClassVar[int]
     AGENT_PAUSE_FIELD_NUMBER: _ClassVar[int]
+    PLUGIN_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     version: str
     backend: str
     node_name: str
@@ -755,7 +770,8 @@ class ServiceInfo(_message.Message):
     read_group: str
     node_yield: NodeYield
     agent_pause: AgentPause
-    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger_status: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ..., key_id: _Optional[str] = ..., public_key: _Optional[str] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ..., paths: _Optional[_Mapping[str, str]] = ..., policy_rejection: _Optional[str] = ..., kubelet_status: _Optional[str] = ..., pid: _Optional[int] = ..., admin_group: _Optional[str] = ..., read_group: _Optional[str] = ..., node_yield: _Optional[_Union[NodeYield, _Mapping]] = ..., agent_pause: _Optional[_Union[AgentPause, _Mapping]] = ...) -> None: ...
+    plugin_versions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., backend: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., enforcement: _Optional[str] = ..., ledger_status: _Optional[str] = ..., epoch: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ..., key_id: _Optional[str] = ..., public_key: _Optional[str] = ..., audit_head: _Optional[_Union[AuditHead, _Mapping]] = ..., paths: _Optional[_Mapping[str, str]] = ..., policy_rejection: _Optional[str] = ..., kubelet_status: _Optional[str] = ..., pid: _Optional[int] = ..., admin_group: _Optional[str] = ..., read_group: _Optional[str] = ..., node_yield: _Optional[_Union[NodeYield, _Mapping]] = ..., agent_pause: _Optional[_Union[AgentPause, _Mapping]] = ..., plugin_versions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class YieldRequest(_message.Message):
     __slots__ = ("requester", "reason", "actor", "since")

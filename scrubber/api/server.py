@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from scrubber.api import grpc_health, scrubber_pb2_grpc
 from scrubber.api.interceptor import ApiInterceptor, JoinTrace, RpcObserver
 from scrubber.api.peer_auth import PeerAuthProxy, authorized_actor
+from scrubber.api.peer_versions import PeerVersions
 from scrubber.api.servicers import AdminServicer, PluginServicer, ReadServicer
 from scrubber.api.socket_permissions import SocketDirectory, gid_of
 from scrubber.api.sockets import Purpose, Sockets, grpc_target
@@ -59,6 +60,7 @@ class GrpcServer:
         self._observer = observer
         self._join_trace = join_trace
         self._streams = ViewStreams(service)
+        self._peer_versions = PeerVersions(self._log)
         self._directory = SocketDirectory(sockets)
         self._servers: list[grpc.aio.Server] = []
         self._admin_proxy: PeerAuthProxy | None = None
@@ -101,7 +103,15 @@ class GrpcServer:
         join = None if purpose is Purpose.READ else self._join_trace  # read-only callers join no trace
         server = grpc.aio.server(
             interceptors=(
-                ApiInterceptor(purpose, log=self._log, authorize=admit, observer=self._observer, join_trace=join),
+                ApiInterceptor(
+                    purpose,
+                    log=self._log,
+                    authorize=admit,
+                    observer=self._observer,
+                    join_trace=join,
+                    # The other sockets serve operators, who need them most while versions do not match.
+                    peer_versions=self._peer_versions if purpose is Purpose.PLUGIN else None,
+                ),
             ),
             options=(("grpc.so_reuseport", 0),),
         )
@@ -119,7 +129,8 @@ class GrpcServer:
                 plugin = PluginServicer(self._service, self._streams)
                 scrubber_pb2_grpc.add_PluginServicer_to_server(plugin, server)
             case Purpose.READ:
-                scrubber_pb2_grpc.add_ReadServicer_to_server(ReadServicer(self._service, self._streams), server)
+                read = ReadServicer(self._service, self._streams, self._peer_versions.versions)
+                scrubber_pb2_grpc.add_ReadServicer_to_server(read, server)
             case Purpose.ADMIN:
                 scrubber_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self._service), server)
         grpc_health.add_health_servicer(server, grpc_health.HealthServicer(self._service, self._streams, purpose))

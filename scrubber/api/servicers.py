@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -121,11 +121,18 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
 
 
 class ReadServicer(scrubber_pb2_grpc.ReadServicer):
-    """State and history."""
+    """State and history.
 
-    def __init__(self, service: Service, streams: ViewStreams) -> None:
+    Args:
+        plugin_versions: returns the versions of the plugins that follow the service.
+    """
+
+    def __init__(
+        self, service: Service, streams: ViewStreams, plugin_versions: Callable[[], Sequence[str]] = tuple
+    ) -> None:
         self._service = service
         self._streams = streams
+        self._plugin_versions = plugin_versions
 
     async def ListDevices(self, request: pb.ListDevicesRequest, context: Context) -> pb.ListDevicesResponse:
         view = self._service.view()
@@ -183,7 +190,7 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
         return entries[: query.limit], len(entries) > query.limit
 
     async def GetServiceInfo(self, request: pb.GetServiceInfoRequest, context: Context) -> pb.ServiceInfo:
-        return messages.service_info_message(self._service.service_view())
+        return messages.service_info_message(self._service.service_view(), self._plugin_versions())
 
     async def GetResetPlan(self, request: pb.GetResetPlanRequest, context: Context) -> pb.ResetPlan:
         return messages.reset_plan_message(

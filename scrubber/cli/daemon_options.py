@@ -13,6 +13,7 @@ __all__ = [
     "DRIVER_METRICS_ADDRESS",
     "PLUGIN_METRICS_ADDRESS",
     "SERVICE_METRICS_ADDRESS",
+    "DriverDevicesOption",
     "DriverMetricsAddressOption",
     "DriverMetricsCertOption",
     "DriverMetricsClientCaOption",
@@ -21,6 +22,7 @@ __all__ = [
     "KubeletDirOption",
     "LogFormatOption",
     "LogLevelOption",
+    "PluginDevicesOption",
     "PluginMetricsAddressOption",
     "PluginMetricsCertOption",
     "PluginMetricsClientCaOption",
@@ -96,6 +98,18 @@ def _probes(variable: str) -> typer.models.OptionInfo:
     return option
 
 
+def _devices(variable: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(
+        "--devices",
+        envvar=variable,
+        metavar="ENTRY,…",
+        help="Devices of this node to offer: indexes (0, 0:1), UUIDs or patterns of them (GPU-4a*), gpu, instance, "
+        "model=PATTERN, profile=PATTERN; !ENTRY excludes. A GPU includes its instances.",
+        show_default="all",
+    )
+    return option
+
+
 _CERT_HELP = "Certificate for metrics, in PEM; scrapes are then encrypted (TLS 1.2 or newer)."
 _KEY_HELP = "Private key of the certificate, in PEM, without a passphrase."
 _CLIENT_CA_HELP = "CA certificates, in PEM; scrapers must present a certificate that one of them signed."
@@ -114,6 +128,9 @@ DriverMetricsAddressOption = Annotated[str | None, _address(_DRIVER, DRIVER_METR
 DriverMetricsCertOption = Annotated[Path | None, _file("cert", _DRIVER, _CERT_HELP)]
 DriverMetricsKeyOption = Annotated[Path | None, _file("key", _DRIVER, _KEY_HELP)]
 DriverMetricsClientCaOption = Annotated[Path | None, _file("client-ca", _DRIVER, _CLIENT_CA_HELP)]
+
+PluginDevicesOption = Annotated[str, _devices("SCRUBBER_PLUGIN_DEVICES")]
+DriverDevicesOption = Annotated[str, _devices("SCRUBBER_DRA_DEVICES")]
 
 ServiceProbeAddressOption = Annotated[str, _probes("SCRUBBER_PROBE_ADDRESS")]
 PluginProbeAddressOption = Annotated[str, _probes("SCRUBBER_PLUGIN_PROBE_ADDRESS")]

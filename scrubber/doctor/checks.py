@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from scrubber.doctor.cgroups import cgroups
 from scrubber.doctor.container_runtime import cdi_annotations, nri_annotations, toolkit
+from scrubber.doctor.dra import dra_cdi, dra_cluster, dra_devices, dra_driver, dra_restarts
 from scrubber.doctor.gpu_operator import (
     config_manager,
     deploy_label,
@@ -117,6 +118,11 @@ CHECKS: tuple[CheckFunction, ...] = (
     confidential_computing,
     kubelet,
     plugins,
+    dra_driver,
+    dra_cluster,
+    dra_cdi,
+    dra_devices,
+    dra_restarts,
     pod_resources,
     pid_namespace,
     cgroups,

@@ -20,9 +20,12 @@ from scrubber.domain.errors import InvalidConfiguration
 
 __all__ = [
     "CDI_STRATEGIES",
+    "DraDriver",
     "OurProcess",
+    "find_drivers",
     "find_plugin",
     "find_service",
+    "is_driver_socket",
     "list_strategies",
     "pod_names",
     "visible_plugin",
@@ -30,6 +33,9 @@ __all__ = [
 
 CDI_STRATEGIES = frozenset({"cdi-annotations", "cdi-cri"})
 
+_DRIVER_COMMAND, _DEFAULT_DRIVER = "dra", "gpu.scrubber.dev"
+_MAX_COMMAND_WORDS = 4
+"""Interpreter, its option, program and command."""
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 _UNIT = re.compile(r"/([^/\n]+\.service)(?:/|$)", re.MULTILINE)
 
@@ -66,6 +72,20 @@ class OurProcess:
         return self.environment.get(variable, "")
 
 
+@dataclass(frozen=True, slots=True)
+class DraDriver:
+    """A process that is our DRA driver.
+
+    Attributes:
+        name: name of the driver.
+        socket: on which it registers.
+    """
+
+    name: str
+    process: OurProcess
+    socket: Path
+
+
 def find_service(node: CheckContext) -> OurProcess | None:
     """Return the service's process; None if there is none, or none that is visible here.
 
@@ -82,22 +102,52 @@ def find_plugin(node: CheckContext) -> OurProcess | None:
     Raises:
         OSError: this cannot be determined.
     """
-    # Imported here: otherwise every other command would wait for what the kubelet's adapter loads.
-    from scrubber.adapters.kubelet.listening_process import listening_process
-
     directory = node.path(node.kubelet_dir)
     for name in ("device-plugins", "plugins_registry"):
         for path in list_matching(directory / name, f"{OUR_SOCKET_PREFIX}*.sock"):
-            try:
-                with listening_process(str(path)) as found:
-                    pid = found.pid
-            except PermissionError as error:
-                raise PermissionError(error.errno, error.strerror, str(path)) from error
-            except OSError:  # a leftover socket
-                continue
-            if pid > 0 and (process := _process(node, pid)) is not None:
+            if (process := _process_behind(node, path)) is not None:
                 return process
     return None
+
+
+def find_drivers(node: CheckContext) -> tuple[DraDriver, ...]:
+    """Return the processes that are our DRA driver, whatever its name.
+
+    Raises:
+        OSError: this cannot be determined.
+    """
+    found: dict[int, DraDriver] = {}
+    for path in list_matching(node.path(node.kubelet_dir) / "plugins_registry", "*-reg.sock"):
+        process = _process_behind(node, path)
+        if process is not None and _DRIVER_COMMAND in process.arguments[:_MAX_COMMAND_WORDS]:
+            name = process.setting("--driver-name", "SCRUBBER_DRIVER_NAME") or _DEFAULT_DRIVER
+            if path.name.startswith(name):
+                found.setdefault(process.pid, DraDriver(name, process, path))
+    return tuple(found.values())
+
+
+def is_driver_socket(path: Path) -> bool:
+    """Return whether our DRA driver, by its default name, registers on ``path``."""
+    return path.name.startswith(_DEFAULT_DRIVER) and path.name.endswith("-reg.sock")
+
+
+def _process_behind(node: CheckContext, path: Path) -> OurProcess | None:
+    """Return the process that listens on a socket; None where none does, or none that is visible here.
+
+    Raises:
+        OSError: this cannot be determined.
+    """
+    # Imported here: otherwise every other command would wait for what the kubelet's adapter loads.
+    from scrubber.adapters.kubelet.listening_process import listening_process
+
+    try:
+        with listening_process(str(path)) as found:
+            pid = found.pid
+    except PermissionError as error:
+        raise PermissionError(error.errno, error.strerror, str(path)) from error
+    except OSError:  # a leftover socket
+        return None
+    return _process(node, pid) if pid > 0 else None
 
 
 def visible_plugin(node: CheckContext) -> OurProcess | None:

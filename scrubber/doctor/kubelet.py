@@ -25,6 +25,8 @@ __all__ = [
 
 _START_HINT = "systemctl status kubelet; or pass its directory (its --root-dir) with --kubelet-dir."
 OUR_SOCKET_PREFIX = "scrubber-"
+_DRIVER_SOCKET_PREFIX = "gpu.scrubber.dev"
+"""Prefix of the sockets of our DRA driver, unless it has another name."""
 _VENDOR_SOCKET_PREFIXES = ("nvidia-", "nvidia.")
 """Prefixes of the socket names of NVIDIA's own plugin."""
 
@@ -102,6 +104,7 @@ def plugins(node: CheckContext) -> Iterator[CheckResult]:
             found += list_matching(directory / name, "*.sock")
         rivals = [each for each in found if each.name.startswith(_VENDOR_SOCKET_PREFIXES) and _has_listener(each)]
         ours = [each for each in found if each.name.startswith(OUR_SOCKET_PREFIX) and _has_listener(each)]
+        driver = [each for each in found if each.name.startswith(_DRIVER_SOCKET_PREFIX) and _has_listener(each)]
     except OSError as error:
         yield unknown_result("device-plugins", "which plugins serve the kubelet is unknown", error)
         return
@@ -115,6 +118,9 @@ def plugins(node: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult("device-plugins", _failure_level(node), message, remedy)
     if ours:
         yield CheckResult("device-plugins", CheckLevel.OK, f"The device plugin listens on {ours[0]}.")
+    elif driver and not node.kubelet.containers_with_devices:
+        message = "No device plugin of ours is registered: pods request devices from our DRA driver."
+        yield CheckResult("device-plugins", CheckLevel.OK, message)
     else:
         # A warning before the plugin is installed. An error once containers have devices: a kubelet that starts while
         # no plugin is registered does not call PreStartContainer for them.

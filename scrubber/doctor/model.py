@@ -21,6 +21,7 @@ __all__ = [
     "CheckFunction",
     "CheckLevel",
     "CheckResult",
+    "ClusterReport",
     "DeviceReport",
     "KubeletReport",
     "Recommendation",
@@ -124,6 +125,7 @@ class DeviceReport:
         agents: processes of the node's infrastructure that hold it, also while a pod has it: they block a reset.
         break_glass_until: end of the break-glass override, in seconds since the epoch; None while none is active.
         confidential: its confidential-computing mode; empty for none.
+        model, parent, profile: as the driver reports them; the last two of an instance, otherwise empty.
     """
 
     id: str
@@ -139,6 +141,9 @@ class DeviceReport:
     break_glass_until: float | None = None
     break_glass: str = ""
     confidential: str = ""
+    model: str = ""
+    parent: str = ""
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,7 @@ class ServiceReport:
         yield_remaining: PIDs of processes of the service that could not be killed and may use the driver.
         agent_pause: how agents are paused for a reset, since when, and what was changed for it; empty while none are.
         is_agent_pause_ending: whether they are to be restored.
+        plugin_versions: of the plugins that are connected to it.
     """
 
     error: str = ""
@@ -201,6 +207,7 @@ class ServiceReport:
     yield_remaining: tuple[int, ...] = ()
     agent_pause: str = ""
     is_agent_pause_ending: bool = False
+    plugin_versions: tuple[str, ...] = ()
     paths: ServicePaths = ServicePaths()
 
     @property
@@ -245,10 +252,32 @@ class KubeletReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterReport:
+    """The API server's reply to our DRA driver, whose credentials are used.
+
+    Attributes:
+        error: why it could not be queried; the rest is then empty.
+        version: of Kubernetes, ``v1.36.2``.
+        denied: what the driver needs, and its role does not allow.
+        slices, devices, devices_with_taints: numbers of what the driver has published for this node.
+        slices_error: why that is not known.
+    """
+
+    error: str = ""
+    version: str = ""
+    denied: tuple[str, ...] = ()
+    slices: int = 0
+    devices: int = 0
+    devices_with_taints: int = 0
+    slices_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckContext:
     """Paths to check, and the replies of the service and the kubelet.
 
     Attributes:
+        cluster: None where no DRA driver of ours runs.
         root: the node's root directory as seen from this process.
         root_of_init: the root directory of PID 1, to prove that ``root`` is the node's and not a container's; None if the
             user named ``root``.
@@ -265,6 +294,7 @@ class CheckContext:
 
     service: ServiceReport
     kubelet: KubeletReport = KubeletReport()
+    cluster: ClusterReport | None = None
     root: Path = Path("/")
     root_of_init: Path | None = None
     kubelet_dir: Path = Path("/var/lib/kubelet")

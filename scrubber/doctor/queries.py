@@ -12,17 +12,27 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scrubber.doctor.model import DeviceReport, KubeletReport, ReportedHolder, ServicePaths, ServiceReport
+from scrubber.doctor.deployment import DraDriver
+from scrubber.doctor.model import (
+    ClusterReport,
+    DeviceReport,
+    KubeletReport,
+    ReportedHolder,
+    ServicePaths,
+    ServiceReport,
+)
 from scrubber.domain.assignment import Trust
 from scrubber.domain.errors import PermissionDenied, ScrubberError
 from scrubber.domain.formatting import format_utc
 
 if TYPE_CHECKING:
+    from plugin.cluster.credentials import Credentials
     from scrubber.adapters.kubelet.listening_process import PodUidLookup
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["query_kubelet", "query_service"]
+__all__ = ["query_cluster", "query_kubelet", "query_service"]
 
+_CLUSTER_SECONDS = 3.0
 _SERVICE_SECONDS = 5.0
 _KUBELET_SECONDS = 2.0
 
@@ -76,6 +86,7 @@ def _service_report(
         yield_remaining=tuple(info.node_yield.remaining_pids),
         agent_pause=_agent_pause(info.agent_pause) if info.HasField("agent_pause") else "",
         is_agent_pause_ending=info.agent_pause.ending,
+        plugin_versions=tuple(info.plugin_versions),
         pid=info.pid,
         admin_group=info.admin_group,
         read_group=info.read_group,
@@ -113,6 +124,9 @@ def _device_report(device: pb.Device) -> DeviceReport:
         if broken
         else "",
         confidential=device.attributes.get("confidential", ""),
+        model=device.model,
+        parent=device.parent,
+        profile=device.profile,
     )
 
 
@@ -206,3 +220,73 @@ def _pod_lookup(cgroups: Path, stack: AsyncExitStack) -> PodUidLookup | None:
         return None  # the cgroups check reports what is wrong with them
     stack.callback(containers.close)
     return containers.pod_uid_of
+
+
+async def query_cluster(driver: DraDriver, seconds: float = _CLUSTER_SECONDS) -> ClusterReport:
+    """Query the API server with the credentials of our DRA driver; nothing is changed there.
+
+    Args:
+        seconds: limit of all requests together.
+    """
+    try:
+        from plugin.cluster.client import ApiServerClient
+        from plugin.cluster.errors import ClusterError
+    except Exception as error:  # noqa: BLE001 - as above
+        return ClusterReport(error=f"{type(error).__name__}: {error}".partition("\n")[0])
+    node = driver.process.setting("--node-name", "SCRUBBER_NODE_NAME")
+    credentials = _credentials_of(driver)
+    if credentials is None:
+        return ClusterReport(error="Its credentials were not found.")
+    client = ApiServerClient(credentials, node, deadline=seconds)
+    try:
+        async with asyncio.timeout(seconds):
+            version = await client.get_version()
+            denied = [each for each in _required_access(driver.name) if not await client.is_allowed(*each)]
+            try:
+                _, slices = await client.list_slices(driver.name)
+            except ClusterError as error:
+                return ClusterReport(version=version, denied=_access_names(denied), slices_error=str(error))
+    except (ClusterError, TimeoutError) as error:
+        return ClusterReport(error=str(error) or f"It did not respond within {seconds:g} s.")
+    finally:
+        await client.close()
+    devices = [device for each in slices for device in each["spec"].get("devices") or []]
+    return ClusterReport(
+        version=version,
+        denied=_access_names(denied),
+        slices=len(slices),
+        devices=len(devices),
+        devices_with_taints=sum(bool(each.get("taints")) for each in devices),
+    )
+
+
+_Access = tuple[str, str, str]
+"""Verb, group, and resource with its subresource and, after a colon, the name."""
+
+
+def _required_access(driver: str) -> list[_Access]:
+    group = "resource.k8s.io"
+    return [
+        *((verb, group, "resourceslices") for verb in ("list", "watch", "create", "update", "delete")),
+        *((verb, group, "resourceclaims") for verb in ("get", "list", "watch")),
+        ("patch", group, "resourceclaims/status"),
+        ("associated-node:patch", group, f"resourceclaims/driver:{driver}"),
+        ("get", "", "nodes"),
+    ]
+
+
+def _access_names(denied: Iterable[_Access]) -> tuple[str, ...]:
+    return tuple(f"{verb} {resource.partition(':')[0]}" for verb, _, resource in denied)
+
+
+def _credentials_of(driver: DraDriver) -> Credentials | None:
+    from plugin.cluster.credentials import SERVICE_ACCOUNT_DIRECTORY, Kubeconfig, find_credentials
+
+    process = driver.process
+    if file := process.setting("--kubeconfig", "SCRUBBER_KUBECONFIG"):
+        return Kubeconfig(process.root / file.lstrip("/"))
+    inside = {name: value for name, value in process.environment.items() if name != "KUBECONFIG"}
+    # /var/run is a link in most images, which would lead out of the driver's root.
+    places = [process.root / str(SERVICE_ACCOUNT_DIRECTORY).lstrip("/").removeprefix(each) for each in ("var/", "")]
+    found = (find_credentials(inside, each) for each in places)
+    return next((each for each in found if each is not None), None)

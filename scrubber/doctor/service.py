@@ -55,7 +55,7 @@ def _not_queried_result() -> CheckResult:
 
 
 def version(node: CheckContext) -> Iterator[CheckResult]:
-    """The command and the service have the same version, so that each understands the other."""
+    """The command, the service and the plugins have the same version, so that each understands the others."""
     status = node.service
     if not status.is_available:
         return
@@ -65,6 +65,14 @@ def version(node: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult("version", CheckLevel.WARNING, message, remedy)
     else:
         yield CheckResult("version", CheckLevel.OK, f"The command and the service have version {status.version}.")
+    other = [each for each in status.plugin_versions if each != status.version]
+    if other:
+        message = (
+            f"A plugin or DRA driver of this node has version {', '.join(other)}, the service {status.version}. They work "
+            "together if they are one minor version apart, for the time of an upgrade."
+        )
+        remedy = "Complete the upgrade, or roll it back: docs/upgrading.md."
+        yield CheckResult("version", CheckLevel.WARNING, message, remedy)
 
 
 def enforcement(node: CheckContext) -> Iterator[CheckResult]:

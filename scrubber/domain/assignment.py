@@ -78,6 +78,9 @@ class Claim:
     listed_pods: tuple[Pod, ...] = ()
     released_at: float | None = None
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
     @property
     def tenant(self) -> str:
         """The namespace, as of its pods: a claim belongs to one namespace."""
@@ -228,12 +231,17 @@ class KubeletReading:
         )
 
     def pods_of_claim(self, claim: Claim) -> frozenset[Pod]:
-        """The pods for which the kubelet lists ``claim``; it lists only one claim of a name at a time."""
-        return frozenset(
+        """The pods for which the kubelet lists ``claim``; it lists only one claim of a name at a time.
+
+        The kubelet names no UID. Where its directories do not tell which of several pods of a name is listed, it is the only
+        one of this name that the claim is reserved for.
+        """
+        listed = {
             each.pod
             for each in self.claims
             if (each.driver, each.namespace, each.name) == (claim.driver, claim.namespace, claim.name)
-        )
+        }
+        return frozenset(each if each.uid is not None else _only_reserved(each, claim) or each for each in listed)
 
     def _with(self, among: Iterable[Assignment], device: str, share: frozenset[str]) -> tuple[Assignment, ...]:
         found = tuple(each for each in among if device in each.devices)
@@ -280,6 +288,11 @@ class KubeletReading:
         """
         named = {each.pod for each in (*self.assignments, *self.checkpoint_only)}
         return any(_may_be_same_pod(each, pod) for each in named - self.without_devices)
+
+
+def _only_reserved(pod: Pod, claim: Claim) -> Pod | None:
+    named = [each for each in claim.pods if (each.namespace, each.name) == (pod.namespace, pod.name)]
+    return named[0] if len(named) == 1 else None
 
 
 def _owner_key(each: Assignment | Share) -> tuple[Pod, str, str]:

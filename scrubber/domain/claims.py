@@ -36,18 +36,29 @@ def is_prepared_for(claim: str, devices: Collection[str], records: Iterable[Devi
 
 
 def claim_problem(
-    claim: Claim, record: DeviceRecord, *, plugin_resources: Collection[str], sharing: SharingMode
+    claim: Claim,
+    record: DeviceRecord,
+    *,
+    plugin_resources: Collection[str],
+    sharing: SharingMode,
+    extended_resources: Collection[str] = (),
+    node_resources: Collection[str] = (),
 ) -> ErrorCode | None:
     """Return what keeps the device of ``record`` from being prepared for ``claim``; None when nothing does.
 
     Args:
         plugin_resources: the resources under which a device plugin advertises the device.
         sharing: of the device's policy.
+        extended_resources: for which the scheduler created the claim.
+        node_resources: the resources under which a device plugin advertises any device of the node. The scheduler takes one
+            of them from DRA if the plugin has no healthy device left, and both would seem to have devices that only one has.
     """
     if any(each.uid != claim.uid for each in record.prepared_claims):
         return ErrorCode.PREPARED_FOR_CLAIM
     if plugin_resources:
         return ErrorCode.ADVERTISED_BY_PLUGIN
+    if not set(node_resources).isdisjoint(extended_resources):
+        return ErrorCode.RESOURCE_OF_PLUGIN
     if sharing is SharingMode.NEVER and len(claim.pods) > 1:
         return ErrorCode.CLAIM_SHARED
     return None

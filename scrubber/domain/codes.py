@@ -124,6 +124,10 @@ class ErrorCode(StrEnum):
         "advertised-by-plugin",
         "The device plugin advertises the device that the DRA driver was asked for: exclude it from one of the two.",
     )
+    RESOURCE_OF_PLUGIN = (
+        "resource-of-plugin",
+        "A device class publishes an extended resource that the device plugin on this node advertises, too: rename one of them.",
+    )
     CLAIM_CHANGED = (
         "claim-changed",
         "A claim that is prepared was to be prepared with other devices; delete its pods, and the claim with them.",
@@ -194,6 +198,10 @@ class ErrorCode(StrEnum):
     )
     UNKNOWN_CALLER = "unknown-caller", "The call did not come through the admin socket, so its caller is unknown."
     UNKNOWN_METHOD = "unknown-method", "The socket serves no such method; the client may be newer than the service."
+    VERSION_UNSUPPORTED = (
+        "version-unsupported",
+        "Plugin and service are more than one minor version apart; upgrade one of them.",
+    )
     WRONG_SOCKET = "wrong-socket", "The method is served on another socket, which the message names."
     WRONG_USER = (
         "wrong-user",
@@ -209,6 +217,7 @@ NON_ENGINE_CODES = frozenset(
         ErrorCode.UPSTREAM_INVALID_RESPONSE,
         ErrorCode.UPSTREAM_TIMEOUT,
         ErrorCode.UPSTREAM_REFUSED,
+        ErrorCode.VERSION_UNSUPPORTED,
         ErrorCode.WRONG_SOCKET,
         ErrorCode.WRONG_USER,
     }

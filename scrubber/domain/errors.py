@@ -19,7 +19,7 @@
     └── FatalError                the daemon stops, or refuses every hand-over
         ├── InvalidConfiguration  a setting, a policy or a path cannot work
         ├── AlreadyRunning        another instance owns the state or the sockets
-        └── LedgerFailure         the durable record is corrupt, full, read-only or newer than this program
+        └── LedgerFailure         the durable record is corrupt, full, read-only or of an unsupported version
 
 The text of an error is for the node's operator. ``public_message`` is what may reach a pod's status: it names device,
 state and scrub ID, never another tenant, namespace, process or command.
@@ -173,7 +173,7 @@ class AlreadyRunning(FatalError):
 
 
 class LedgerFailure(FatalError):
-    """The ledger is corrupt, full, read-only, or newer than this program. Nothing is handed over in this state."""
+    """The ledger is corrupt, full, read-only, or of an unsupported version. Nothing is handed over in this state."""
 
     code = ErrorCode.LEDGER_FAILURE
     default_public_message = (

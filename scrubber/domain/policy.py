@@ -21,6 +21,7 @@ from scrubber.domain.infrastructure import InfrastructurePod, InfrastructureUnit
 __all__ = [
     "MAX_HAND_OVER_SECONDS",
     "BreakerRule",
+    "DeviceTaintRule",
     "DiagnosticsRule",
     "Enforcement",
     "EnvvarInjection",
@@ -420,6 +421,22 @@ class StuckPodsRule:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTaintRule:
+    """Taints of devices that a DRA driver publishes. Besides these, every device out of service has one (NoSchedule)."""
+
+    dirty_after: float | None = setting(
+        600.0,
+        "How long a free device may be dirty before it has a taint (NoSchedule), or never.",
+        _SECONDS,
+        minimum=_MIN_SECONDS,
+        optional=True,
+    )
+    evict_from_condemned: bool = setting(
+        False, "Whether the taint of a condemned device also evicts the pods that use it (NoExecute)."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ScrubPlan:
     """The steps of one scrub, in order.
 
@@ -516,6 +533,7 @@ class Policy:
     breaker: BreakerRule = section(BreakerRule, overridable=False, decides_proof=False)
     maintenance: MaintenanceRule = section(MaintenanceRule)
     stuck_pods: StuckPodsRule = section(StuckPodsRule, overridable=False, decides_proof=False)
+    device_taints: DeviceTaintRule = section(DeviceTaintRule, decides_proof=False)
     settings: Mapping[str, str] = setting(
         {}, "Settings to restore instead of the driver's defaults.", ValueType.DEVICE_SETTINGS
     )

@@ -210,6 +210,11 @@ class DeviceRecord:
         """The claim ``uid`` of an open grant; None when there is none."""
         return next((each.claim for each in self.open_grants if each.claim is not None and each.claim.uid == uid), None)
 
+    def prepared_grant(self, uid: str) -> Grant | None:
+        """The open grant by which the claim ``uid`` is prepared; None when there is none."""
+        found = (each for each in self.open_grants if each.claim is not None and each.claim.uid == uid)
+        return next((each for each in found if each.claim is not None and each.claim.is_prepared), None)
+
     @property
     def prepared_claims(self) -> tuple[Claim, ...]:
         """The claims of open grants that no request to unprepare has released."""
@@ -219,6 +224,12 @@ class DeviceRecord:
     def advertised(self) -> bool:
         """Whether the health state allows advertising the device to the kubelet as ``Healthy``."""
         return self.health in ADVERTISED
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether the device is clean, with a certificate that no grant has consumed."""
+        certificate = self.certificate
+        return self.hygiene is Hygiene.CLEAN and certificate is not None and certificate.next_grant is None
 
     @property
     def owes_reset(self) -> bool:

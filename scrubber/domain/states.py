@@ -15,6 +15,7 @@ __all__ = [
     "HEALTH_TRANSITIONS",
     "HYGIENE_TRANSITIONS",
     "OPERATOR_CAUSE",
+    "BindingState",
     "Cause",
     "Health",
     "HealthEvent",
@@ -22,6 +23,7 @@ __all__ = [
     "HygieneEvent",
     "IllegalTransition",
     "RecoveryMethod",
+    "TaintReason",
     "TransitionTable",
 ]
 
@@ -203,3 +205,29 @@ class Cause:
     def recovery_message(self) -> str:
         """What must happen before the device returns to service."""
         return _RECOVERY_MESSAGES[self.recovery_method]
+
+
+class BindingState(StrEnum):
+    """What the scheduler learns of a device that a waiting pod was placed on."""
+
+    READY = "ready"
+    """It has an unused certificate, or the policy waits for none."""
+    BEING_CLEANED = "being-cleaned"
+    """Free, and on its way to a certificate without a request: dirty, being scrubbed, recovering, or on probation."""
+    IN_USE = "in-use"
+    """It may be used, or its earlier pods are not over yet."""
+    OUT_OF_SERVICE = "out-of-service"
+    """Another device should be chosen; :func:`scrubber.domain.taints.taint_reasons` names the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaintReason:
+    """A reason why no further pod should get a device.
+
+    Attributes:
+        reason: one word: the code of the cause, or the state.
+        evicts: whether the pods that use the device are to be evicted, too.
+    """
+
+    reason: str
+    evicts: bool = False

@@ -19,13 +19,14 @@ from scrubber.emulator import cgroups, sockets
 from scrubber.emulator.changes import ChangeNotifier
 from scrubber.emulator.cluster.api import EmulatedApi
 from scrubber.emulator.cluster.resources import PODS, Json
+from scrubber.emulator.cluster.status import StatusError
 from scrubber.emulator.containers import ContainerRuntime
 from scrubber.emulator.dra.manager import DraManager
 from scrubber.emulator.events import KubeletEvent, Recorder
 from scrubber.emulator.kubelet_process import EmulatedNode, KubeletProcess, NodeStatus
 from scrubber.emulator.podmirror import PodMirror
 from scrubber.emulator.podobjects import pod_object, pod_spec
-from scrubber.emulator.pods import Deletion, EmulatedPod, PodSpec
+from scrubber.emulator.pods import ContainerState, Deletion, EmulatedPod, PodSpec
 from scrubber.emulator.timings import KubeletTimings
 
 
@@ -83,6 +84,7 @@ class Kubelet:
         self._mirror: PodMirror | None = None
         self._mirroring: asyncio.Task[None] | None = None
         if cluster is not None:
+            cluster.log_readers[node_name] = self._read_log
             self._mirror = PodMirror(
                 cluster,
                 node_name,
@@ -259,6 +261,18 @@ class Kubelet:
 
     def _made_pod(self, item: Json) -> EmulatedPod:
         return self._pod(pod_spec(item), item["metadata"]["uid"])
+
+    def _read_log(self, uid: str, container: str) -> str:
+        pod = self._node.pods.get(uid)
+        record = pod.records[container] if pod is not None else None
+        if (
+            pod is None
+            or record is None
+            or (record.state is ContainerState.WAITING and not record.has_terminated_before)
+        ):
+            reason = record.reason if record is not None else "ContainerCreating"
+            raise StatusError(400, "BadRequest", f'container "{container}" is waiting to start: {reason}')
+        return pod.read_log(container)
 
     def _pod_added(self, pod: EmulatedPod) -> None:
         if self._process is not None:

@@ -1,5 +1,7 @@
 """The environment of the demo and of the integration tests: a simulated node, an emulated kubelet, and our two daemons.
 
+The second daemon is the device plugin or the DRA driver; for the latter there is a control plane.
+
 Promise: the daemons are the shipped ones, started by their commands as an operator starts them; everything that was
 started is ended when the playground is closed, also after a failure, and nothing but its own directories is touched.
 """
@@ -24,6 +26,7 @@ from scrubber.api.client import ReadClient
 from scrubber.domain.errors import NotReady, Unavailable
 from scrubber.emulator import markers
 from scrubber.emulator.cgroups import writable_cgroup_parent
+from scrubber.emulator.claim_cluster import NODE_NAME, ClaimCluster
 from scrubber.emulator.kubelet import Kubelet
 from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodSpec, RestartPolicy
 from scrubber.emulator.timings import KubeletTimings
@@ -157,6 +160,11 @@ class Playground:
         memory: bytes of each simulated device, in the format of ``scrubber sim create --memory``.
         policy: name or file.
         watch_interval: watch interval of the service, in seconds.
+        dra: have pods request devices by claims: with a control plane, and the DRA driver instead of the device plugin.
+
+    Attributes:
+        plugin: the device plugin, or the DRA driver.
+        cluster: the control plane; None without ``dra``.
     """
 
     def __init__(
@@ -170,6 +178,7 @@ class Playground:
         timings: KubeletTimings | None = None,
         watch_interval: float = 0.2,
         registration: str = "auto",
+        dra: bool = False,
     ) -> None:
         self._keep = keep or directory is not None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="scrubber-", dir="/tmp"))
@@ -180,8 +189,13 @@ class Playground:
         self.sim_dir = Path(tempfile.mkdtemp(prefix="simgpu-", dir=shm if os.access(shm, os.W_OK) else self.directory))
         self.socket_dir = self.directory / "run"
         self.cgroup_parent = writable_cgroup_parent()
+        self.cluster = ClaimCluster() if dra else None
         self.kubelet = Kubelet(
-            self.directory / "k", timings=timings or fast_kubelet_timings(), cgroup_parent=self.cgroup_parent
+            self.directory / "k",
+            timings=timings or fast_kubelet_timings(),
+            cgroup_parent=self.cgroup_parent,
+            cluster=self.cluster.api if self.cluster else None,
+            node_name=NODE_NAME,
         )
         service = [
             "serve",
@@ -196,11 +210,18 @@ class Playground:
         self.service = Daemon(service, self.directory / "service.log")
         plugin = [
             "plugin",
-            *("--kubelet-dir", str(self.kubelet.root), "--socket-dir", str(self.socket_dir)),
-            *("--resource-name", RESOURCE, "--registration", registration, "--log-format", "json"),
-            *("--metrics-address", "off"),
+            *("--kubelet-dir", str(self.kubelet.root), "--resource-name", RESOURCE, "--registration", registration),
         ]
-        self.plugin = Daemon(plugin, self.directory / "plugin.log")
+        driver = [
+            "dra",
+            *("--node-name", NODE_NAME, "--kubeconfig", str(self._kubeconfig)),
+            *("--kubelet-plugins-dir", str(self.kubelet.plugins), "--registry-dir", str(self.kubelet.plugins_registry)),
+            *("--cdi-dir", str(self.kubelet.cdi_directory)),
+        ]
+        common = ["--socket-dir", str(self.socket_dir), "--log-format", "json", "--metrics-address", "off"]
+        self.plugin = Daemon(
+            [*(driver if dra else plugin), *common], self.directory / f"{'dra' if dra else 'plugin'}.log"
+        )
         self.read_client = ReadClient(self.socket_dir)
 
     async def __aenter__(self) -> Self:
@@ -210,7 +231,14 @@ class Playground:
             )
             if created.returncode != 0:
                 raise RuntimeError(f"the simulated node could not be created: {created.stderr}")
+            if self.cluster is not None:
+                await self.cluster.start(self._kubeconfig)
             await self.kubelet.start()
+            if self.cluster is not None:
+                # A slice that is published before would be deleted.
+                await self.kubelet.wait_until(
+                    lambda node: any(each.name == "SlicesDeleted" for each in node.events), LONGEST_WAIT
+                )
         except BaseException:
             await self.close()
             raise
@@ -227,7 +255,11 @@ class Playground:
         for daemon in (self.plugin, self.service):
             if daemon.process is not None:
                 await daemon.stop()
-        await self.kubelet.close()
+        try:
+            await self.kubelet.close()
+        finally:
+            if self.cluster is not None:
+                await self.cluster.close()
         shutil.rmtree(self.sim_dir, ignore_errors=True)
         if not self._keep:
             self.remove()
@@ -235,6 +267,10 @@ class Playground:
     def remove(self) -> None:
         """Remove logs and ledger too."""
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def _kubeconfig(self) -> Path:
+        return self.directory / "kubeconfig"
 
     @staticmethod
     def child_processes(daemon: Daemon) -> dict[int, int]:
@@ -304,7 +340,7 @@ class Playground:
         return CompletedCommand(process.returncode or 0, out.decode(), err.decode())
 
     async def start_daemons(self, timeout: float = LONGEST_WAIT) -> None:
-        """Start both, and wait until the kubelet has all devices of a service that has checked each of them.
+        """Start both, and wait until pods can get all devices of a service that has checked each of them.
 
         Raises:
             RuntimeError: a daemon exited instead.
@@ -313,7 +349,7 @@ class Playground:
         await self.service.start()
         await self.plugin.start()
         exits = {asyncio.ensure_future(each.wait_for_exit()): each for each in (self.service, self.plugin)}
-        ready = asyncio.ensure_future(self.kubelet.wait_for_allocatable(RESOURCE, self._devices, timeout))
+        ready = asyncio.ensure_future(self.wait_for_available(self._devices, timeout))
         try:
             ended, _ = await asyncio.wait((ready, *exits), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -325,6 +361,38 @@ class Playground:
             return
         daemon = next(exits[each] for each in exits if each in ended)
         raise RuntimeError(f"scrubber {daemon.arguments[0]} exited while it was starting; its log is {daemon.log}")
+
+    async def wait_for_available(self, count: int, timeout: float) -> None:
+        """Wait until pods can get exactly ``count`` devices, those that they have included.
+
+        Raises:
+            TimeoutError: that was not so within ``timeout`` seconds; the message contains both numbers.
+        """
+        if self.cluster is None:
+            await self.kubelet.wait_for_allocatable(RESOURCE, count, timeout)
+        else:
+            await self.cluster.wait_for_schedulable(count, timeout)
+
+    def gpu_pod(self, name: str, namespace: str, argv: Sequence[str], *, gpus: int = 1, **more: Any) -> PodSpec:
+        """Return :func:`gpu_pod_spec`, or with ``dra`` the same pod with a claim of ``gpus`` devices."""
+        spec = gpu_pod_spec(name, namespace, argv, gpus=gpus, **more)
+        if self.cluster is None:
+            return spec
+        claim = self.cluster.pod_claim(namespace, gpus)
+        containers = [replace(each, resources={}, claims=[claim.name]) for each in spec.containers]
+        return replace(spec, containers=containers, claims=[claim])
+
+    async def run_pod(self, spec: PodSpec) -> EmulatedPod:
+        """Create a pod and wait until it was admitted to the node or refused, with ``dra`` until it was scheduled.
+
+        Raises:
+            TimeoutError: it was not scheduled within :data:`LONGEST_WAIT`.
+        """
+        return await (self.kubelet.run(spec) if self.cluster is None else self.kubelet.submit(spec, LONGEST_WAIT))
+
+    def devices_of(self, pod: EmulatedPod) -> tuple[str, ...]:
+        """Return the ids of the devices that a pod was assigned, or with ``dra`` allocated."""
+        return pod.device_ids if self.cluster is None else self.cluster.device_ids(pod)
 
     async def wait_for_devices(
         self,

@@ -1,5 +1,7 @@
 """The scenario of ``scrubber demo``: seven scenes on a node whose bytes, processes and kubelet protocol are real.
 
+With ``--dra`` pods request devices by claims. The story is the same; scenes 5 and 7 differ, and others show more.
+
 Promise: every line with a tick was checked when it was printed; a check that fails ends the demo with a non-zero status
 and reports where the logs are.
 """
@@ -13,36 +15,37 @@ import shlex
 import signal
 import statistics
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from scrubber.emulator.claim_cluster import DRIVER, ClaimCluster
 from scrubber.emulator.console import DemoConsole, OutputClosed
+from scrubber.emulator.demo_stage import SECRET, DemoStage, ExpectationFailed, text_read
+from scrubber.emulator.events import KubeletEvent
 from scrubber.emulator.interrupts import cancel_on_first_signal
-from scrubber.emulator.playground import LONGEST_WAIT, RESOURCE, Daemon, Playground, gpu_pod_spec, tenant_argv
-from scrubber.emulator.pods import ContainerState, EmulatedPod, PodPhase, PodSpec, RestartPolicy
-from scrubber.emulator.ungated_plugin import UngatedPlugin, read_sim_devices
+from scrubber.emulator.playground import LONGEST_WAIT, Daemon, Playground
+from scrubber.emulator.pods import ContainerState, EmulatedPod, PodPhase, RestartPolicy
 
 __all__ = ["main"]
 
-SECRET = "team-a's model weights"
 _LINGER_SECONDS = 20.0
 """Seconds for which a pod that was force-deleted would live on.
 
 It is killed as soon as the next pod was seen beside it.
 """
+_CLAIM_POLICY = """\
+name: demo
+limits:
+  leftoverGracePeriod: 5s
+"""
+"""The default policy, but for the time after which a leftover process of a released claim is proved: there 30 s."""
 
 
-class ExpectationFailed(Exception):
-    """An expectation of the scenario did not hold."""
-
-
-def main(*, keep: bool = False, directory: Path | None = None, stay: bool = False) -> int:
+def main(*, keep: bool = False, directory: Path | None = None, stay: bool = False, dra: bool = False) -> int:
     """Run the scenario.
 
     Return 0 if every expectation held, else 1, or 128 plus the number of the signal that interrupted it.
@@ -54,15 +57,17 @@ def main(*, keep: bool = False, directory: Path | None = None, stay: bool = Fals
         directory: where to put them; a temporary directory when None.
         stay: leave the node running afterwards, until SIGINT, SIGTERM or SIGHUP, with both daemons' metrics on
             loopback.
+        dra: have pods request devices by claims.
     """
-    return asyncio.run(
-        _run_demo(DemoConsole(highlight=False, soft_wrap=True), keep=keep, directory=directory, stay=stay)
-    )
+    console = DemoConsole(highlight=False, soft_wrap=True)
+    return asyncio.run(_run_demo(console, keep=keep, directory=directory, stay=stay, dra=dra))
 
 
-async def _run_demo(console: Console, *, keep: bool, directory: Path | None, stay: bool) -> int:
+async def _run_demo(console: Console, *, keep: bool, directory: Path | None, stay: bool, dra: bool) -> int:
     with cancel_on_first_signal() as interruption:
-        stage = Playground(directory=directory, keep=True)
+        stage = Playground(directory=directory, keep=True, dra=dra)
+        if dra:
+            _shorten_grace_period(stage)
         if stay:
             _enable_metrics(stage)
         began = time.monotonic()
@@ -97,6 +102,13 @@ async def _run_demo(console: Console, *, keep: bool, directory: Path | None, sta
         return status
 
 
+def _shorten_grace_period(stage: Playground) -> None:
+    """Write a policy for the service, which uses the last one that it is given. Must be called before it is started."""
+    policy = stage.directory / "policy.yaml"
+    policy.write_text(_CLAIM_POLICY)
+    stage.service.arguments = (*stage.service.arguments, "--policy", str(policy))
+
+
 # -- stay: the node is left as it is after the scenario, and its metrics can be scraped on loopback --------------------
 
 
@@ -112,7 +124,10 @@ async def _wait_for_interrupt(stage: Playground, console: Console) -> None:
     console.print("\n[bold]The node keeps running until Ctrl-C[/]")
     for words, what in (
         ("service's metrics", f"http://{_metrics_address(stage.service)}/metrics"),
-        ("plugin's metrics", f"http://{_metrics_address(stage.plugin)}/metrics"),
+        (
+            f"{'plugin' if stage.cluster is None else 'driver'}'s metrics",
+            f"http://{_metrics_address(stage.plugin)}/metrics",
+        ),
         ("query the service", f"scrubber devices --socket-dir {sockets}"),
         ("inject a fault", f"scrubber sim fault --dir {node} --device 0 --xid 95"),
     ):
@@ -143,44 +158,47 @@ class DemoScenario:
         self._playground = stage
         self._kubelet = stage.kubelet
         self._console = console
-        self._pods = 0
+        self._stage = DemoStage(stage, console)
+        self._cluster = stage.cluster
 
     async def run(self) -> None:
+        stage, cluster = self._stage, self._cluster
+        emulated = "a kubelet" if cluster is None else "a kubelet, an API server and a scheduler"
         self._console.print(
-            "A node with four simulated GPUs of 256 MiB, a kubelet (emulated, with the real protocol), and "
-            f"two tenants.\n[dim]{self._playground.directory} · memory files in {self._playground.sim_dir}[/]"
+            f"A node with four simulated GPUs of 256 MiB, {emulated} (emulated, with the real protocol), and two "
+            f"tenants.\n[dim]{self._playground.directory} · memory files in {self._playground.sim_dir}[/]"
         )
+        if cluster is not None:
+            self._console.print("Pods request GPUs by resource claims, and the scheduler chooses the devices.")
         await self._without_the_service()
-        self._print_heading("With the service: scrubber serve, scrubber plugin")
+        stage.print_heading(f"With the service: scrubber serve, scrubber {'plugin' if cluster is None else 'dra'}")
         await self._playground.start_daemons()
         await self._playground.wait_until_clean()
-        self._print_check("both daemons are running; every device was scrubbed once, because it was not watched before")
+        stage.print_check("both daemons are running; every device was scrubbed once, because it was not watched before")
         await self._same_pods_with_the_service()
         await self._leftover_child()
         await self._forced_delete()
-        await self._restart()
+        await (self._restart() if cluster is None else self._restart_within_a_claim(cluster))
         await self._fault_and_recovery()
-        await self._kill_service_during_scrub()
+        await (self._kill_service_during_scrub() if cluster is None else self._kill_service_during_release())
         await self._closing_table()
 
     # -- scenes ----------------------------------------------------------------------------------------------------
 
     async def _without_the_service(self) -> None:
-        self._print_heading("1. Without the scrub service: an ordinary device plugin")
-        async with UngatedPlugin(
-            self._kubelet.root, read_sim_devices(self._playground.sim_dir), resource_name=RESOURCE
-        ):
-            await self._wait_for_allocatable(4)
-            async with self._only_one_device():
-                found = await self._write_secret_and_read_back()
-                self._expect(SECRET in found, f"team-b's pod reads what team-a's killed pod left: {found[:40]!r}")
-                first = await self._run_ready_pod(
-                    gpu_pod_spec("a", "team-a", tenant_argv("--write", SECRET, "--hold", "forever"))
-                )
+        stage = self._stage
+        ordinary = "device plugin" if self._cluster is None else "DRA driver"
+        stage.print_heading(f"1. Without the scrub service: an ordinary {ordinary}")
+        async with stage.offer_without_service():
+            await stage.wait_for_available(4)
+            async with stage.only_one_device():
+                found = await stage.write_secret_and_read_back()
+                stage.expect(SECRET in found, f"team-b's pod reads what team-a's killed pod left: {found[:40]!r}")
+                first = await stage.run_ready_pod(stage.tenant("a", "--write", SECRET, "--hold", "forever"))
                 await self._kubelet.delete(first, force=True, linger=_LINGER_SECONDS)
-                second = await self._run_ready_pod(gpu_pod_spec("b", "team-b", tenant_argv("--hold", "forever")))
+                second = await stage.run_ready_pod(stage.tenant("b", "--hold", "forever"))
                 beside = self._playground.pod_processes(first)
-                self._expect(
+                stage.expect(
                     bool(beside), "after a forced delete team-b's container starts beside team-a's, on the same GPU"
                 )
                 for pid in beside:
@@ -188,78 +206,134 @@ class DemoScenario:
                 await self._kubelet.delete(second, grace=0)
 
     async def _same_pods_with_the_service(self) -> None:
-        self._print_heading("2. The same pods, with the service")
-        async with self._only_one_device():
-            found = await self._write_secret_and_read_back()
-            self._expect(found == "", "team-b's pod finds nothing but zeros")
-            last = await self._newest_event("certificate.issued")
+        stage = self._stage
+        stage.print_heading("2. The same pods, with the service")
+        async with stage.only_one_device():
+            found = await stage.write_secret_and_read_back()
+            stage.expect(found == "", "team-b's pod finds nothing but zeros")
+            last = await stage.newest_event("certificate.issued")
             certificate = last["certificate"]
-            self._console.print(f"    certificate {certificate['metadata']['name']}", style="cyan")
+            stage.print_detail(f"certificate {certificate['metadata']['name']}")
             for line in certificate["covered"]:
-                self._console.print(f"      proved       {line}", style="cyan")
+                stage.print_detail(f"  proved       {line}")
             for line in certificate["notCovered"]:
-                self._console.print(f"      not covered  {line}", style="dim")
+                stage.print_detail(f"  not covered  {line}", "dim")
+            if self._cluster is not None:
+                await self._certificate_in_claim(self._cluster)
+
+    async def _certificate_in_claim(self, cluster: ClaimCluster) -> None:
+        stage = self._stage
+        pod = await stage.run_ready_pod(stage.tenant("b", "--hold", "forever"))
+        (prepared,) = self._calls("NodePrepareResources", pod)
+        stage.expect(
+            prepared.outcome == "OK", f"Prepare is the gate, once for each claim: {prepared.duration * 1000:.1f} ms"
+        )
+        (certificate,) = await cluster.certificates(pod, LONGEST_WAIT)
+        stage.expect(
+            (certificate["device"],) == cluster.device_ids(pod),
+            f"the status of its claim has the device's certificate: {certificate['id']}",
+        )
+        await self._kubelet.delete(pod, grace=0)
 
     async def _leftover_child(self) -> None:
-        self._print_heading("3. A child process outlives its pod and holds the device")
-        async with self._only_one_device():
-            argv = tenant_argv("--write", SECRET, "--leave-leftover", "--hold", "1.5")
-            pod = await self._run_ready_pod(gpu_pod_spec("a", "team-a", argv, leave_children=True))
-            await pod.wait(lambda status: status.phase.terminal, LONGEST_WAIT, "its end")
+        stage = self._stage
+        stage.print_heading("3. A child process outlives its pod and holds the device")
+        async with stage.only_one_device():
+            # A name of its own: its UID is unambiguous then, and only such a pod of a claim can have leftovers.
+            spec = stage.tenant("a-forks", "--write", SECRET, "--leave-leftover", "--hold", "3", leave_children=True)
+            pod = await stage.run_ready_pod(spec)
+            await pod.wait(
+                lambda status: status.containers["main"].state is ContainerState.TERMINATED, LONGEST_WAIT, "its end"
+            )
             left = self._playground.pod_processes(pod)
-            self._expect(bool(left), f"the pod has ended; its child (PID {left[0]}) still holds the GPU")
+            stage.expect(bool(left), f"the pod has ended; its child (PID {left[0]}) still holds the GPU")
             await self._kubelet.delete(pod, grace=0)
-            found = await self._read_back()
-            self._expect(found == "", "the next tenant finds nothing but zeros")
-            self._expect(not self._playground.pod_processes(pod), "the child was proved a leftover and killed")
-            ended = await self._newest_event("leftover.process.killed")
-            self._expect(
+            if self._cluster is not None:
+                waited = sum(each.duration for each in self._calls("NodeUnprepareResources", pod))
+                stage.expect(
+                    not self._playground.pod_processes(pod),
+                    f"Unprepare kept the pod Terminating until the GPU was scrubbed ({waited:.1f} s)",
+                )
+            found = await stage.read_back()
+            stage.expect(found == "", "the next tenant finds nothing but zeros")
+            stage.expect(not self._playground.pod_processes(pod), "the child was proved a leftover and killed")
+            ended = await stage.newest_event("leftover.process.killed")
+            stage.expect(
                 str(ended["fields"]["pid"]) == str(left[0]), f"the audit log names it: PID {ended['fields']['pid']}"
             )
 
     async def _forced_delete(self) -> None:
-        self._print_heading("4. Force deletion: the pod is gone, its process still runs")
-        async with self._only_one_device():
-            first = await self._run_ready_pod(
-                gpu_pod_spec("a", "team-a", tenant_argv("--write", SECRET, "--hold", "forever"))
-            )
-            await self._kubelet.delete(first, force=True, linger=1.5)
+        stage = self._stage
+        stage.print_heading("4. Force deletion: the pod is gone, its process still runs")
+        async with stage.only_one_device():
+            first = await stage.run_ready_pod(stage.tenant("a", "--write", SECRET, "--hold", "forever"))
+            devices = self._playground.devices_of(first)
+            await self._kubelet.delete(first, force=True, linger=1.5 if self._cluster is None else 3.0)
             began = time.monotonic()
-            pod = await self._run_admitted_pod(gpu_pod_spec("b", "team-b", tenant_argv("--read", "--hold", "0")))
-            await self._wait_for_container(pod)
+            pod = await stage.run_admitted_pod(stage.tenant("b", "--read", "--hold", "0"))
+            if self._cluster is not None:
+                booked = devices == self._playground.devices_of(pod)
+                beside = self._playground.pod_processes(first)
+                stage.expect(
+                    booked and bool(beside), "the scheduler gives team-b the GPU that team-a's process still uses"
+                )
+            await stage.wait_for_container(pod)
             waited = time.monotonic() - began
-            self._expect(
+            stage.expect(
                 not self._playground.pod_processes(first), f"team-b started after team-a's end ({waited:.1f} s)"
             )
             await pod.wait(PodPhase.SUCCEEDED, LONGEST_WAIT)
-            self._expect(_text_read(pod) == "", "and found nothing but zeros")
+            stage.expect(text_read(pod) == "", "and found nothing but zeros")
             await self._kubelet.delete(pod, grace=0)
 
     async def _restart(self) -> None:
-        self._print_heading("5. The same container restarts")
-        argv = tenant_argv("--write", "its own work", "--hold", "1.0")
-        pod = await self._run_admitted_pod(gpu_pod_spec("a", "team-a", argv, restart=RestartPolicy.ALWAYS))
-        await pod.wait(lambda status: status.containers["main"].restarts >= 2, LONGEST_WAIT, "its second restart")
-        starts = [
-            event for event in self._kubelet.events if event.name == "PreStartContainer" and event.pod_uid == pod.uid
-        ]
+        stage = self._stage
+        stage.print_heading("5. The same container restarts")
+        pod = await self._run_restarting_pod()
+        starts = self._calls("PreStartContainer", pod)
         times = [event.duration * 1000 for event in starts if event.outcome == "OK"][1:]
-        rows = [row["fields"] for row in await self._history() if row["event"] == "handover.granted"]
+        rows = [row["fields"] for row in await stage.history() if row["event"] == "handover.granted"]
         again = [row for row in rows if row["pod"] == "a" and row["kind"] == "same-container"]
         by_exception = all((row["exception"], row["path"]) == ("same-container", "fast") for row in again)
-        self._expect(len(again) >= 2 and by_exception, "by the policy's exception, on checks alone: the fast path")
-        self._expect(bool(times), f"the gate took {', '.join(f'{each:.1f} ms' for each in times)}")
+        stage.expect(len(again) >= 2 and by_exception, "by the policy's exception, on checks alone: the fast path")
+        stage.expect(bool(times), f"the gate took {', '.join(f'{each:.1f} ms' for each in times)}")
         await self._kubelet.delete(pod, grace=0)
 
+    async def _restart_within_a_claim(self, cluster: ClaimCluster) -> None:
+        stage = self._stage
+        stage.print_heading("5. The same container restarts: within its claim")
+        pod = await self._run_restarting_pod()
+        stage.expect(
+            len(self._calls("NodePrepareResources", pod)) == 1,
+            "the kubelet prepared the claim once, and made no call for the restarts",
+        )
+        missing = [line for each in await cluster.certificates(pod, LONGEST_WAIT) for line in each["notCovered"]]
+        (restarts,) = [line for line in missing if "restarts of containers" in line]
+        stage.print_check("the certificate in the claim's status says so")
+        stage.print_detail(f"  not covered  {restarts}", "dim")
+        await self._kubelet.delete(pod, grace=0)
+
+    async def _run_restarting_pod(self) -> EmulatedPod:
+        stage = self._stage
+        pod = await stage.run_admitted_pod(
+            stage.tenant("a", "--write", "its own work", "--hold", "1.0", restart=RestartPolicy.ALWAYS)
+        )
+        await pod.wait(lambda status: status.containers["main"].restarts >= 2, LONGEST_WAIT, "its second restart")
+        return pod
+
     async def _fault_and_recovery(self) -> None:
-        self._print_heading("6. XID 95 on one device")
+        stage, cluster = self._stage, self._cluster
+        stage.print_heading("6. XID 95 on one device")
         await self._playground.wait_until_clean()
         began = time.monotonic()
         await self._playground.run_command(
             "sim", "fault", "--dir", str(self._playground.sim_dir), "--device", "0", "--xid", "95"
         )
-        await self._wait_for_allocatable(3)
-        self._print_check("the kubelet's allocatable went from 4 to 3")
+        await stage.wait_for_available(3)
+        if cluster is None:
+            stage.print_check("the kubelet's allocatable went from 4 to 3")
+        else:
+            stage.print_check("the device has a taint in its ResourceSlice: the scheduler has 3 devices instead of 4")
         # The device is withheld at once; the check that quarantines it follows.
         devices = await self._playground.wait_for_devices(
             lambda all_of: any(each.index == "0" and each.cause.message for each in all_of),
@@ -267,64 +341,99 @@ class DemoScenario:
             "device 0 is quarantined",
         )
         sick = next(device for device in devices if device.index == "0")
-        self._console.print(f"    {sick.health}: {sick.cause.message}", style="yellow")
-        pods = [
-            await self._run_ready_pod(gpu_pod_spec(f"c{n}", "team-c", tenant_argv("--hold", "forever")))
-            for n in range(3)
-        ]
-        used = {device for pod in pods for device in pod.device_ids}
-        self._expect(sick.id not in used, "three pods start, on the other three devices")
+        stage.print_detail(f"{sick.health}: {sick.cause.message}", "yellow")
+        if cluster is not None:
+            taint = f"{DRIVER}/{sick.cause.code}"
+            await cluster.wait_for_taint(sick.id, LONGEST_WAIT, key=taint)
+            stage.print_detail(f"taint: {taint}", "yellow")
+        pods = [await stage.run_ready_pod(stage.tenant(f"c{n}", "--hold", "forever")) for n in range(3)]
+        used = {device for pod in pods for device in self._playground.devices_of(pod)}
+        stage.expect(sick.id not in used, "three pods start, on the other three devices")
         for pod in pods:
             await self._kubelet.delete(pod, grace=0)
-        await self._wait_for_allocatable(4)
-        self._print_check(
+        await stage.wait_for_available(4)
+        stage.print_check(
             f"reset, scrubbed, on probation, and back: 4 again after {time.monotonic() - began:.1f} s, "
             "without an operator"
         )
 
     async def _kill_service_during_scrub(self) -> None:
-        self._print_heading("7. kill -9 of the service during a scrub")
-        stage = self._playground
-        async with self._only_one_device() as device:
-            pod = await self._run_ready_pod(
-                gpu_pod_spec("a", "team-a", tenant_argv("--write", SECRET, "--hold", "forever"))
-            )
-            await stage.run_command(
-                "sim", "fault", "--dir", str(stage.sim_dir), "--device", device, "--slow-clear", "20"
-            )
+        stage = self._stage
+        stage.print_heading("7. kill -9 of the service during a scrub")
+        async with stage.only_one_device() as device:
+            pod = await self._start_slow_scrub(device)
             await self._kubelet.delete(pod, grace=0)
-            await stage.wait_for_devices(
-                lambda all_of: any(each.state == "scrubbing" for each in all_of), LONGEST_WAIT, "a device is scrubbed"
-            )
-            children = await stage.wait_for_eraser(stage.service, LONGEST_WAIT)
-            await stage.service.kill()
-            self._print_check("killed while the device was being cleared")
-            waiting = await self._run_admitted_pod(gpu_pod_spec("b", "team-b", tenant_argv("--read", "--hold", "0")))
+            children = await self._kill_service()
+            waiting = await stage.run_admitted_pod(stage.tenant("b", "--read", "--hold", "0"))
             await waiting.wait(
                 lambda status: status.containers["main"].reason == "CreateContainerConfigError",
                 LONGEST_WAIT,
                 "a refused start",
             )
-            message = waiting.status.containers["main"].message
-            self._print_check("team-b's start is refused meanwhile")
-            self._console.print(f"    {message}", style="yellow")
-            await stage.run_command("sim", "clear", "--dir", str(stage.sim_dir), "--device", device)
-            await stage.service.start()
-            await waiting.wait(PodPhase.SUCCEEDED, LONGEST_WAIT)
-            self._expect(not stage.running_processes(children), "the eraser that it left behind has ended")
-            self._expect(
-                _text_read(waiting) == "", "the service restarted and scrubbed again, and team-b found only zeros"
-            )
-            await self._kubelet.delete(waiting, grace=0)
+            stage.print_check("team-b's start is refused meanwhile")
+            stage.print_detail(waiting.status.containers["main"].message, "yellow")
+            await self._restart_service(device)
+            await self._expect_only_zeros(waiting, children)
+
+    async def _kill_service_during_release(self) -> None:
+        stage = self._stage
+        stage.print_heading("7. kill -9 of the service during a scrub, which Unprepare waits for")
+        async with stage.only_one_device() as device:
+            pod = await self._start_slow_scrub(device)
+            deletion = asyncio.create_task(self._kubelet.delete(pod, grace=0))
+            children = await self._kill_service()
+            await self._kubelet.wait_until(lambda _: bool(self._calls("FailedKillPod", pod)), LONGEST_WAIT)
+            stage.expect(not deletion.done(), "team-a's pod stays Terminating, and keeps its claim")
+            stage.print_detail(self._calls("FailedKillPod", pod)[0].detail, "yellow")
+            arrival = asyncio.create_task(stage.run_admitted_pod(stage.tenant("b", "--read", "--hold", "0")))
+            await self._restart_service(device)
+            await deletion
+            await self._expect_only_zeros(await arrival, children)
+
+    async def _start_slow_scrub(self, device: str) -> EmulatedPod:
+        """Return a pod that has written to the device, whose next scrub takes 20 s."""
+        stage = self._stage
+        pod = await stage.run_ready_pod(stage.tenant("a", "--write", SECRET, "--hold", "forever"))
+        directory = str(self._playground.sim_dir)
+        await self._playground.run_command("sim", "fault", "--dir", directory, "--device", device, "--slow-clear", "20")
+        return pod
+
+    async def _kill_service(self) -> dict[int, int]:
+        """Kill the service while it clears a device; return PID → start time of the eraser."""
+        playground = self._playground
+        await playground.wait_for_devices(
+            lambda all_of: any(each.state == "scrubbing" for each in all_of), LONGEST_WAIT, "a device is scrubbed"
+        )
+        children = await playground.wait_for_eraser(playground.service, LONGEST_WAIT)
+        await playground.service.kill()
+        self._stage.print_check("killed while the device was being cleared")
+        return children
+
+    async def _restart_service(self, device: str) -> None:
+        playground = self._playground
+        await playground.run_command("sim", "clear", "--dir", str(playground.sim_dir), "--device", device)
+        await playground.service.start()
+
+    async def _expect_only_zeros(self, pod: EmulatedPod, children: dict[int, int]) -> None:
+        stage = self._stage
+        await pod.wait(PodPhase.SUCCEEDED, LONGEST_WAIT)
+        stage.expect(not self._playground.running_processes(children), "the eraser that it left behind has ended")
+        stage.expect(text_read(pod) == "", "the service restarted and scrubbed again, and team-b found only zeros")
+        await self._kubelet.delete(pod, grace=0)
+
+    def _calls(self, name: str, pod: EmulatedPod) -> list[KubeletEvent]:
+        """Return the kubelet's events of a name about a pod."""
+        return [each for each in self._kubelet.events if each.name == name and each.pod_uid == pod.uid]
 
     async def _closing_table(self) -> None:
-        rows = await self._history()
+        rows = await self._stage.history()
         granted = [row["fields"] for row in rows if row["event"] == "handover.granted"]
         table = Table(title="Summary", title_justify="left")
         table.add_column("hand-overs")
         for name in ("count", "median", "slowest"):
             table.add_column(name, justify="right")
-        for path, meaning in (("fast", "on a certificate or the exception"), ("slow", "waited for a scrub or a pod")):
+        basis = "on a certificate" if self._cluster is not None else "on a certificate or the exception"
+        for path, meaning in (("fast", basis), ("slow", "waited for a scrub or a pod")):
             times = [fields["duration_seconds"] * 1000 for fields in granted if fields["path"] == path]
             if times:
                 middle, slowest = f"{statistics.median(times):.1f} ms", f"{max(times):.1f} ms"
@@ -335,92 +444,14 @@ class DemoScenario:
         passed = [fields for fields in scrubs if fields["outcome"] == "passed"]
         residue = sum(int(fields["residue_bytes"] or 0) for fields in passed)
         ended = sum(row["event"] == "leftover.process.killed" for row in rows)
-        refused = sum(each.name == "PreStartContainer" and each.outcome != "OK" for each in self._kubelet.events)
+        events = self._kubelet.events
+        if self._cluster is None:
+            refused = sum(each.name == "PreStartContainer" and each.outcome != "OK" for each in events)
+            repeated = f"{refused} start(s) refused and retried"
+        else:
+            pending = sum(each.name == "FailedKillPod" for each in events)
+            repeated = f"{pending} release(s) refused and retried"
         self._console.print(
             f"{len(passed)} scrubs passed · {residue / 2**20:.0f} MiB of residue found and cleared · {ended} "
-            f"leftover(s) killed · {refused} start(s) refused and retried"
+            f"leftover(s) killed · {repeated}"
         )
-
-    # -- actions ---------------------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _only_one_device(self) -> AsyncIterator[str]:
-        """Occupy every device but one, so that the pods inside follow each other on that one; yield its index."""
-        await self._wait_for_allocatable(4)
-        others = await self._run_ready_pod(gpu_pod_spec("others", "team-z", tenant_argv("--hold", "forever"), gpus=3))
-        taken = {json.loads(path.read_text())["id"]: path.parent.name for path in self._playground.device_files()}
-        (free,) = taken.keys() - set(others.device_ids)
-        yield taken[free]
-        await self._kubelet.delete(others, grace=0)
-
-    async def _write_secret_and_read_back(self) -> str:
-        """Let tenant A write a secret all over the device and kill it; return what tenant B finds on the device."""
-        pod = await self._run_ready_pod(
-            gpu_pod_spec("a", "team-a", tenant_argv("--write", SECRET, "--hold", "forever"))
-        )
-        await self._kubelet.delete(pod, grace=0)
-        return await self._read_back()
-
-    async def _read_back(self) -> str:
-        pod = await self._run_admitted_pod(gpu_pod_spec("b", "team-b", tenant_argv("--read")))
-        await pod.wait(PodPhase.SUCCEEDED, LONGEST_WAIT)
-        found = _text_read(pod)
-        await self._kubelet.delete(pod, grace=0)
-        return found
-
-    async def _run_admitted_pod(self, spec: PodSpec) -> EmulatedPod:
-        pod = await self._kubelet.run(spec)
-        if not pod.admitted:
-            raise ExpectationFailed(f"{pod.full_name} was not admitted: {pod.describe()}")
-        return pod
-
-    async def _run_ready_pod(self, spec: PodSpec) -> EmulatedPod:
-        """Return a pod whose tenant has finished its first actions, and lives."""
-        pod = await self._run_admitted_pod(spec)
-        await self._wait_for_container(pod)
-        await pod.wait(lambda _: "ready" in pod.read_log("main"), LONGEST_WAIT, "the end of its tenant's first actions")
-        return pod
-
-    async def _wait_for_container(self, pod: EmulatedPod) -> None:
-        await pod.wait(
-            lambda status: status.containers["main"].state is not ContainerState.WAITING,
-            LONGEST_WAIT,
-            "the start of its container",
-        )
-
-    async def _wait_for_allocatable(self, count: int) -> None:
-        await self._kubelet.wait_for_allocatable(RESOURCE, count, LONGEST_WAIT)
-
-    async def _history(self) -> list[dict[str, Any]]:
-        done = await self._playground.run_command("history", "--limit", "1000", "-o", "json")
-        if done.returncode != 0:
-            raise ExpectationFailed(f"scrubber history: {done.stderr}")
-        rows: list[dict[str, Any]] = json.loads(done.stdout)["items"]
-        return rows
-
-    async def _newest_event(self, name: str) -> dict[str, Any]:
-        """Return the newest event of that name in the audit log."""
-        return next(row for row in await self._history() if row["event"] == name)
-
-    # -- output ----------------------------------------------------------------------------------------------------
-
-    def _print_heading(self, title: str) -> None:
-        self._console.print(f"\n[bold]{escape(title)}[/]")
-
-    def _print_check(self, message: str) -> None:
-        self._console.print(f"  [green]✓[/] {escape(message)}")
-
-    def _expect(self, held: bool, message: str) -> None:
-        if not held:
-            raise ExpectationFailed(f"expectation not met: {message}")
-        self._print_check(message)
-
-
-def _text_read(pod: EmulatedPod) -> str:
-    """Return the text that the tenant reports as read; the empty text for nothing but zeros."""
-    for line in reversed(pod.read_log("main").splitlines()):
-        if line.startswith("{"):
-            record = json.loads(line)
-            if "residue_bytes" in record:
-                return str(record["found"]) if record["residue_bytes"] else ""
-    raise ExpectationFailed(f"{pod.full_name} did not report what it read: {pod.read_log('main')!r}")

@@ -61,6 +61,7 @@ class NodeClaims:
         is_yielded: returns whether the node is yielded, so that every device is withheld.
         hand_over: grants all devices of a call or none.
         plugin_resources: returns the resources under which a device plugin advertises a device, given by its ID.
+        node_resources: returns those under which a device plugin advertises any device of the node.
         wait_for_change: as :meth:`scrubber.engine.views.Service.wait_for_change`.
         check_pods: lets the pods of the node be checked now.
     """
@@ -75,6 +76,7 @@ class NodeClaims:
         is_yielded: Callable[[], bool],
         hand_over: Callable[[ResolvedCall], Awaitable[tuple[GrantedDevice, ...]]],
         plugin_resources: Callable[[str], frozenset[str]],
+        node_resources: Callable[[], frozenset[str]],
         view: Callable[[], NodeView],
         wait_for_change: Callable[[int], Awaitable[NodeView]],
         check_pods: Callable[[], None],
@@ -86,6 +88,7 @@ class NodeClaims:
         self._is_yielded = is_yielded
         self._hand_over = hand_over
         self._plugin_resources = plugin_resources
+        self._node_resources = node_resources
         self._view = view
         self._wait_for_change = wait_for_change
         self._check_pods = check_pods
@@ -101,14 +104,14 @@ class NodeClaims:
         wait = self._dependencies.policy().limits.hand_over if call.wait_seconds is None else call.wait_seconds
         deadline = clock.monotonic() + wait
         async with self._only_call(claim, deadline):
-            held = is_prepared_for(claim.uid, call.devices, self._devices.records())
-            if held is None:
-                others = (each.id for each in self._prepared(claim.uid))
-                raise refusals.claim_changed(claim, tuple(others))
+            held = self._is_prepared(call)
             await self._record_admin_access(claim, admin)
-            if held:
+            while held:
                 await self.set_pods(claim.uid, claim.pods)
-                return self._answer(claim.uid, granted)
+                answer = self._answer(claim.uid, granted)
+                if answer is not None:
+                    return answer
+                held = self._is_prepared(call)
             if not granted:
                 return ()
             ordered = sorted(granted, key=lambda each: each.id)
@@ -120,8 +123,17 @@ class NodeClaims:
                     deadline=deadline,
                     claim=claim,
                     plugin_resources=self._plugin_resources,
+                    extended_resources=call.extended_resources,
+                    node_resources=self._node_resources,
                 )
             )
+
+    def _is_prepared(self, call: PrepareClaimCall) -> bool:
+        """Return whether the claim is prepared with the devices of ``call``; raises if it is with other devices."""
+        held = is_prepared_for(call.claim.uid, call.devices, self._devices.records())
+        if held is None:
+            raise refusals.claim_changed(call.claim, tuple(each.id for each in self._prepared(call.claim.uid)))
+        return held
 
     def _find(self, ids: Sequence[str]) -> list[DeviceController]:
         """Return the controllers of ``ids``; raises :class:`InvalidRequest` for unknown, duplicate or no IDs."""
@@ -154,12 +166,21 @@ class NodeClaims:
         finally:
             lock.release()
 
-    def _answer(self, uid: str, controllers: Iterable[DeviceController]) -> tuple[GrantedDevice, ...]:
-        """Return the answer that Prepare gave, from the records."""
+    # See docs/decisions/0044-claims.md.
+    def _answer(self, uid: str, controllers: Iterable[DeviceController]) -> tuple[GrantedDevice, ...] | None:
+        """Return the answer that Prepare gave, from the records; None if an operator has released a device since.
+
+        Raises:
+            Quarantined: a device is out of service by now, so that no further pod of the claim may start on it.
+        """
         found = []
         for controller in sorted(controllers, key=lambda each: each.id):
             record = controller.state.record
-            grant = next(each for each in record.open_grants if each.claim is not None and each.claim.uid == uid)
+            grant = record.prepared_grant(uid)
+            if grant is None:
+                return None
+            if controller.refuses_allocation:
+                raise refusals.quarantined_in_claim(controller.id, public_message=controller.view.refusal_message)
             path = grant.path or PathKind.FAST
             found.append(GrantedDevice(record.device, grant.sequence, grant.kind, path, grant.certificate, grant.basis))
         return tuple(found)
@@ -167,7 +188,7 @@ class NodeClaims:
     async def _record_admin_access(self, claim: Claim, controllers: Sequence[DeviceController]) -> None:
         def add(record: DeviceRecord) -> tuple[DeviceRecord, tuple[Event, ...]]:
             known = next((each for each in record.admin_claims if each.uid == claim.uid), None)
-            fields = {"tenant": claim.tenant, "claim": claim.name, "claim_uid": claim.uid}
+            fields = {"tenant": claim.tenant, "claim": str(claim), "claim_uid": claim.uid}
             event = Event(
                 "claim.admin-access", self._dependencies.clock.wall(), record.device, actor="driver", fields=fields
             )
@@ -204,7 +225,7 @@ class NodeClaims:
                 return after, ()
             fields: dict[str, str | int | float | bool | None] = {
                 "tenant": claim.tenant,
-                "claim": claim.name,
+                "claim": str(claim),
                 "claim_uid": claim.uid,
                 "pods": len(claim.pods),
             }
@@ -282,8 +303,7 @@ class NodeClaims:
     async def _release(self, uid: str) -> None:
         """Record on all devices of the claim that it is to be unprepared, also on those that have left the node."""
         now = self._dependencies.clock.wall()
-        removed = self._devices.removed_records
-        gone = [(before, _released(before, uid, now)) for before in removed.values()]
+        gone = [(before, _released(before, uid, now)) for before in self._removed_records()]
         left = [(after, rows) for before, (after, rows) in gone if after is not before]
         await self._change(self._prepared(uid), lambda record: _released(record, uid, now), left)
         await self._change(self._admin(uid), lambda record: (record.without_admin_access(uid), ()))
@@ -297,7 +317,7 @@ class NodeClaims:
             if claim is not None and not claim.is_prepared:
                 observes = controller.state.policy.enforcement is Enforcement.OBSERVE
                 remaining.append(ReleasingDevice(record, self._out_of_service_code(controller), observes))
-        for record in self._devices.removed_records.values():
+        for record in self._removed_records():
             if record.claim(uid) is not None:
                 remaining.append(ReleasingDevice(record, ErrorCode.DEVICE_LOST))
         return decide_release(remaining)
@@ -329,7 +349,12 @@ class NodeClaims:
     # -- queries ---------------------------------------------------------------------------------------------------
 
     def current(self) -> tuple[PreparedClaim, ...]:
-        return prepared_claims([*self._devices.records(), *self._devices.removed_records.values()])
+        return prepared_claims([*self._devices.records(), *self._removed_records()])
+
+    def _removed_records(self) -> list[DeviceRecord]:
+        """Return the records of removed devices that were in use under this boot: no claim outlives its boot."""
+        boot = self._dependencies.identity.boot
+        return [record for record in self._devices.removed_records.values() if record.boot == boot]
 
     def _prepared(self, uid: str) -> list[DeviceController]:
         """Return the controllers of the devices for which the claim ``uid`` is prepared."""
@@ -462,13 +487,17 @@ def _released(record: DeviceRecord, uid: str, now: float) -> tuple[DeviceRecord,
 
 
 def prepared_claims(records: Iterable[DeviceRecord]) -> tuple[PreparedClaim, ...]:
-    """Return the claims of ``records`` whose release is not complete, with their devices."""
+    """Return the claims of ``records`` whose release is not complete, with their devices.
+
+    A claim that an operator released on one of its devices counts as prepared as long as it is on another one.
+    """
     claims: dict[str, Claim] = {}
     devices: dict[str, list[str]] = {}
     admin: dict[str, list[str]] = {}
     for record in sorted(records, key=lambda each: each.device):
         for claim in (each.claim for each in record.open_grants if each.claim is not None):
-            claims.setdefault(claim.uid, claim)
+            known = claims.setdefault(claim.uid, claim)
+            claims[claim.uid] = claim if claim.is_prepared else known
             devices.setdefault(claim.uid, []).append(record.device)
         for claim in record.admin_claims:
             claims.setdefault(claim.uid, claim)

@@ -182,7 +182,7 @@ def grantee_fields(grant: Grant) -> dict[str, str | int | float | bool | None]:
     if grant.tenant is not None:
         fields = {"tenant": grant.tenant, "pod": None if pod is None else pod.name}
     if grant.claim is not None:
-        fields |= {"claim": grant.claim.name, "claim_uid": grant.claim.uid}
+        fields |= {"claim": str(grant.claim), "claim_uid": grant.claim.uid}
     return fields
 
 

@@ -39,6 +39,7 @@ class GrantRequest:
 
     Args:
         earlier_grants: all grants that the node knows, for the baseline of a pod that has other devices too.
+        check_pods: lets the pods of the node be checked now.
         require_service: raises NotReady if devices cannot be handed over now.
         work_gate: opened before the commit.
 
@@ -54,12 +55,15 @@ class GrantRequest:
         dependencies: Dependencies,
         pods: PodTracker,
         earlier_grants: Callable[[], Iterable[Grant]],
+        check_pods: Callable[[], None],
         require_service: Callable[[], None],
         work_gate: WorkGate,
     ) -> None:
         self._call = call
         self._controllers = [each.controller for each in call.devices]
-        self._devices = [DevicePreparation(each, call, dependencies=dependencies) for each in call.devices]
+        self._devices = [
+            DevicePreparation(each, call, dependencies=dependencies, check_pods=check_pods) for each in call.devices
+        ]
         self._dependencies = dependencies
         self._pods = pods
         self._earlier = earlier_grants

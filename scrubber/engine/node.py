@@ -88,6 +88,7 @@ class Node:
             is_yielded=lambda: yields.record.is_yielded,
             hand_over=self._hand_over_claim,
             plugin_resources=self._ids.plugin_resources,
+            node_resources=lambda: self._ids.advertised,
             view=self.view,
             wait_for_change=self.wait_for_change,
             check_pods=self.pod_check_requested.set,
@@ -142,6 +143,7 @@ class Node:
             notices=(*self._refusals.notices(info.policy.stuck_pods), *out_of_service_notices(views)),
             yielded=self.yields.message,
             agent_pause=self.pauses.pause,
+            driver_version=info.identity.driver,
         )
 
     async def follow_pauses(self) -> None:
@@ -232,7 +234,6 @@ class Node:
 
     async def _hand_over_claim(self, call: ResolvedCall) -> tuple[GrantedDevice, ...]:
         devices = tuple(each.controller.id for each in call.devices)
-        self._ids.note_claim(call.resource, devices)
         return await self._answer(lambda: call, self._grant, call.resource, devices)
 
     async def _answer(
@@ -280,6 +281,7 @@ class Node:
             dependencies=self._dependencies,
             pods=self.pods,
             earlier_grants=self.devices.open_grants,
+            check_pods=self.pod_check_requested.set,
             require_service=self._require_service,
             work_gate=self.work_gate,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import (
     Assignment,
@@ -37,6 +37,20 @@ from scrubber.ports.runtime import Clock
 __all__ = ["PodTracker"]
 
 
+@dataclass(frozen=True, slots=True)
+class _FirstProcess:
+    """The oldest process of a container so far.
+
+    Attributes:
+        samples: how many samples in a row it was alive in.
+        beside: identities of all processes of the container at the last of these samples.
+    """
+
+    process: Process
+    samples: int
+    beside: frozenset[tuple[int, int]]
+
+
 class PodTracker:
     """Readings of the kubelet and of the pods' processes, remembered as far as proofs need them.
 
@@ -52,7 +66,7 @@ class PodTracker:
         self._pod_cgroups = pod_cgroups
         self._clock = clock
         self._absences: dict[Pod, PodAbsence] = {}
-        self._first_processes: dict[Pod, dict[str, tuple[Process, int]]] = {}
+        self._first_processes: dict[Pod, dict[str, _FirstProcess]] = {}
         self._last_run: dict[Pod, float] = {}
         self.reading = KubeletReading(Trust.UNREADABLE, untrusted_reason="it has not been read yet")
 
@@ -112,6 +126,10 @@ class PodTracker:
         A runtime's own helpers come and go before a container's first process starts. A process that is gone at the
         next sample was therefore not the first process, as long as the kubelet lists the pod. Once the pod is absent
         from the kubelet's lists, or its claim is released, nothing new is recorded.
+
+        With a claim, the first process of a container is not replaced by what ran beside it: the kubelet lists the pod
+        until the claim is released, so a child would otherwise become its container's first process, and nothing would
+        ever prove that it is a leftover.
         """
         pod = grant.pod
         if pod is None or pod.uid is None or self._absences.get(pod, PodAbsence()).times > 0:
@@ -126,12 +144,17 @@ class PodTracker:
         # A pod that was named before it had a sandbox gets one although no container has run.
         if exclude_baseline(processes, grant.baseline if sandbox else presumed_sandbox(processes, held=False)):
             self._last_run[pod] = self._clock.wall()
-        known, seen = self._first_processes.get(pod, {}), {}
-        living = {process.identity for process in processes}
-        for process in sorted(processes, key=lambda each: (each.started, each.pid)):
-            if process.container not in seen:
-                first, looks = known.get(process.container, (process, 0))
-                seen[process.container] = (first, looks + 1) if first.identity in living else (process, 1)
+        known = self._first_processes.get(pod, {})
+        seen: dict[str, _FirstProcess] = {}
+        for container in {process.container for process in processes}:
+            mine = [process for process in processes if process.container == container]
+            living = frozenset(process.identity for process in mine)
+            before = known.get(container)
+            if before is not None and before.process.identity in living:
+                seen[container] = _FirstProcess(before.process, before.samples + 1, living)
+            elif before is None or grant.claim is None or not living <= before.beside:
+                oldest = min(mine, key=lambda each: (each.started, each.pid))
+                seen[container] = _FirstProcess(oldest, 1, living)
         self._first_processes[pod] = known | seen
 
     def note_use(self, device: str, uid: str, since: float) -> None:
@@ -187,7 +210,9 @@ class PodTracker:
     def _known_first_processes(self, pod: Pod) -> dict[str, Process]:
         """Return the first processes that were alive in at least two samples."""
         return {
-            container: first for container, (first, looks) in self._first_processes.get(pod, {}).items() if looks >= 2
+            container: first.process
+            for container, first in self._first_processes.get(pod, {}).items()
+            if first.samples >= 2
         }
 
     async def liveness(

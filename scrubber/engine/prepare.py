@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -65,6 +66,8 @@ class ResolvedCall:
         deadline: monotonic seconds.
         claim: the claim to be prepared; None for the start of a container.
         plugin_resources: returns the resources under which a device plugin advertises a device, given by its ID.
+        extended_resources: for which the scheduler created the claim.
+        node_resources: returns the resources under which a device plugin advertises any device of the node.
     """
 
     devices: tuple[RequestedDevice, ...]
@@ -73,6 +76,8 @@ class ResolvedCall:
     deadline: float
     claim: Claim | None = None
     plugin_resources: Callable[[str], frozenset[str]] = lambda _: frozenset()
+    extended_resources: frozenset[str] = frozenset()
+    node_resources: Callable[[], frozenset[str]] = frozenset
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +116,28 @@ class _Start:
 
 # See docs/decisions/0004-a-start-must-match-the-assignment.md.
 class DevicePreparation:
-    """Prepares one device of one call, for as long as the call lasts."""
+    """Prepares one device of one call, for as long as the call lasts.
 
-    def __init__(self, requested: RequestedDevice, call: ResolvedCall, *, dependencies: Dependencies) -> None:
+    Args:
+        check_pods: lets the pods of the node be checked now.
+    """
+
+    def __init__(
+        self,
+        requested: RequestedDevice,
+        call: ResolvedCall,
+        *,
+        dependencies: Dependencies,
+        check_pods: Callable[[], None],
+    ) -> None:
         self._requested = requested
+        self._check_pods = check_pods
         self._call = call
         self._dependencies = dependencies
         self._requested_assignments: tuple[Assignment | None, ...] = ()
         self._allocations = requested.controller.state.allocations
+        self._next_end = requested.controller.occupancy.next_end
+        self._ended = False
 
     async def wait_until_prepared(self) -> PreparedDevice:
         """Return the device as soon as it is prepared.
@@ -126,34 +145,42 @@ class DevicePreparation:
         Raises:
             Quarantined, NotReady, LedgerFailure: it was not prepared before the deadline, or cannot be.
         """
-        pause, ended, controller, clock = _POLL_FIRST, False, self._requested.controller, self._dependencies.clock
-        with self._dependencies.tracer.span("device", device=controller.id, tenant=None) as span:
-            while True:
-                next_end = controller.occupancy.next_end
-                reading = await controller.pods.refresh()
-                await controller.occupancy.void_after_gap()
-                try:
-                    outcome = await self._decide_once(reading, span)
-                except DeviceFault as fault:  # a device that cannot be inspected is quarantined
-                    await controller.health.report([fault_finding(Step.HOLDERS, fault)])
-                    outcome = refusals.device_unreadable(controller.id, fault)
-                except ScrubberError:
-                    if ended:
-                        await self._release_unused()
-                    raise
-                if isinstance(outcome, PreparedDevice):
-                    span.set_attributes(
-                        kind=outcome.kind.value, exception=outcome.decision.basis and outcome.decision.basis.exception
-                    )
-                    return outcome
-                if ended and outcome is not None:
+        with self._dependencies.tracer.span("device", device=self._requested.controller.id, tenant=None) as span:
+            try:
+                return await self._prepare(span)
+            except asyncio.CancelledError:
+                if self._ended or self._next_end.is_set():
+                    self._check_pods()  # the end was left to this start
+                raise
+
+    async def _prepare(self, span: Span) -> PreparedDevice:
+        pause, controller, clock = _POLL_FIRST, self._requested.controller, self._dependencies.clock
+        while True:
+            self._next_end = controller.occupancy.next_end
+            reading = await controller.pods.refresh()
+            await controller.occupancy.void_after_gap()
+            try:
+                outcome = await self._decide_once(reading, span)
+            except DeviceFault as fault:  # a device that cannot be inspected is quarantined
+                await controller.health.report([fault_finding(Step.HOLDERS, fault)])
+                outcome = refusals.device_unreadable(controller.id, fault)
+            except ScrubberError:
+                if self._ended:
                     await self._release_unused()
-                left = self._call.deadline - clock.monotonic()
-                if left <= 0:
-                    raise outcome or _being_scrubbed(controller)
-                if outcome is not None:
-                    ended = await controller.occupancy.wait_for_end(next_end, min(pause, left))
-                    pause = _POLL_FIRST if ended else min(_POLL_LAST, pause * 2)
+                raise
+            if isinstance(outcome, PreparedDevice):
+                span.set_attributes(
+                    kind=outcome.kind.value, exception=outcome.decision.basis and outcome.decision.basis.exception
+                )
+                return outcome
+            if self._ended and outcome is not None:
+                await self._release_unused()
+            left = self._call.deadline - clock.monotonic()
+            if left <= 0:
+                raise outcome or _being_scrubbed(controller)
+            if outcome is not None:
+                self._ended = await controller.occupancy.wait_for_end(self._next_end, min(pause, left))
+                pause = _POLL_FIRST if self._ended else min(_POLL_LAST, pause * 2)
 
     async def _release_unused(self) -> None:
         """Release the device if its pods have ended: the end was left to this start, which is refused or waits on."""
@@ -284,6 +311,8 @@ class DevicePreparation:
             controller.state.record,
             plugin_resources=self._call.plugin_resources(controller.id),
             sharing=controller.state.policy.sharing,
+            extended_resources=self._call.extended_resources,
+            node_resources=self._call.node_resources(),
         )
         return problem or (None if start.second_owner is None else ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN)
 
@@ -321,6 +350,8 @@ class DevicePreparation:
                 raise refusals.unassigned(device)
             case _, ErrorCode.ADVERTISED_BY_PLUGIN:
                 raise refusals.advertised_by_plugin(device, self._call.plugin_resources(device))
+            case _, ErrorCode.RESOURCE_OF_PLUGIN:
+                raise refusals.resource_of_plugin(self._call.extended_resources & self._call.node_resources())
             case _, ErrorCode.CLAIM_SHARED:
                 assert self._call.claim is not None  # the code implies it
                 raise refusals.claim_may_not_be_shared(device, len(self._call.claim.pods))

@@ -34,6 +34,7 @@ class Publisher:
         driver_error: str = "",
         agent_pause: AgentPause | None = None,
         driver_closed: bool = False,
+        driver_version: str = "",
     ) -> None:
         """Publish a view, unless nothing in it changed."""
         seen = self._view
@@ -48,6 +49,7 @@ class Publisher:
             driver_error=driver_error,
             agent_pause=agent_pause,
             driver_closed=driver_closed,
+            driver_version=driver_version,
         )
         if view == seen:
             return

@@ -38,10 +38,12 @@ __all__ = [
     "pod_unreadable",
     "prepared_for_claim",
     "quarantined",
+    "quarantined_in_claim",
     "reassigned",
     "release_message",
     "reset_during_scrub",
     "reset_stopped",
+    "resource_of_plugin",
     "scrub_blocked",
     "service_starting",
     "unassigned",
@@ -238,7 +240,7 @@ def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> No
 def prepared_for_claim(device: str, claim: Claim) -> NotReady:
     """Refuse a device that is prepared for ``claim``, whatever asks for it."""
     return NotReady(
-        f"Device {device} is prepared for the claim {claim.namespace}/{claim.name} by {claim.driver}. It is free once that "
+        f"Device {device} is prepared for the claim {claim} by {claim.driver}. It is free once that "
         "claim was unprepared and its pods have ended. If a device plugin advertises the device too, exclude it from one of "
         "the two.",
         public_message=f"Device {device} is prepared for another user, which has not ended. The start is retried.",
@@ -257,19 +259,42 @@ def advertised_by_plugin(device: str, resources: Collection[str]) -> Refused:
     )
 
 
+def resource_of_plugin(resources: Collection[str]) -> Refused:
+    """Refuse a claim for extended ``resources`` that the device plugin on this node advertises."""
+    named = ", ".join(sorted(resources))
+    message = (
+        f"The device plugin on this node advertises {named}, and a device class publishes the same name "
+        "(extendedResourceName). Remove it from the class, or run the plugin and the DRA driver on different nodes"
+    )
+    return Refused(
+        f"{message}. If the plugin is no longer installed, restart the service.",
+        public_message=f"{message}; then delete the pod.",
+        code=ErrorCode.RESOURCE_OF_PLUGIN,
+    )
+
+
 def claim_changed(claim: Claim, devices: Collection[str]) -> InvalidRequest:
     """Refuse to prepare a claim that is prepared with other ``devices``."""
     return InvalidRequest(
-        f"The claim {claim.namespace}/{claim.name} ({claim.uid}) is prepared with {', '.join(sorted(devices))}, and was "
+        f"The claim {claim} ({claim.uid}) is prepared with {', '.join(sorted(devices))}, and was "
         "requested with other devices. Delete its pods and then the claim.",
         public_message="The claim is already prepared with other devices; its pods must end first.",
         code=ErrorCode.CLAIM_CHANGED,
     )
 
 
+def quarantined_in_claim(device: str, *, public_message: str) -> Quarantined:
+    """Refuse a start on a device that failed while it was prepared for the pod's claim."""
+    way = "Its recovery can begin once the claim's pods are deleted."
+    return Quarantined(
+        f"Device {device} has been taken out of service since it was prepared for the claim. {way}",
+        public_message=f"{public_message} {way}",
+    )
+
+
 def claim_in_progress(claim: Claim) -> NotReady:
     return NotReady(
-        f"Another call for the claim {claim.namespace}/{claim.name} has not ended yet.",
+        f"Another call for the claim {claim} has not ended yet.",
         public_message="Another call for this claim has not ended yet. The start is retried.",
         code=ErrorCode.CLAIM_IN_PROGRESS,
     )

@@ -19,7 +19,6 @@ class ResourceIds:
         self._mappings = ResourceMappings()
         self._named: dict[str, set[str]] = {}
         self._by_device: dict[str, frozenset[str]] | None = None
-        self._drivers: dict[str, set[str]] = {}
 
     def announce(self, resource: str, mapping: Mapping[str, str], own_devices: Collection[str]) -> None:
         """Replace the mapping of the IDs of ``resource``; ``own_devices`` are the IDs of the managed devices."""
@@ -81,10 +80,12 @@ class ResourceIds:
             self._by_device = self._resources_by_device()
         return self._by_device.get(device, frozenset()) - {""}
 
-    def note_claim(self, driver: str, devices: Iterable[str]) -> None:
-        """Note that the DRA driver ``driver`` gives ``devices`` to claims."""
-        for device in devices:
-            self._drivers.setdefault(device, set()).add(driver)
+    @property
+    def advertised(self) -> frozenset[str]:
+        """The resources under which device plugins advertise any device, by announcement or by request."""
+        if self._by_device is None:
+            self._by_device = self._resources_by_device()
+        return frozenset().union(*self._by_device.values()) - {""}
 
     def assigners_of(self, record: DeviceRecord, own_resources: frozenset[str]) -> frozenset[str]:
         """Return the names under which the device of ``record`` is rightly assigned: of plugins and DRA drivers of ours.
@@ -97,16 +98,15 @@ class ResourceIds:
         claimed = frozenset(each.claim.driver for each in record.open_grants if each.claim is not None)
         last = record.last_grant
         before = {last.claim.driver} if last is not None and last.claim is not None else set()
-        return claimed or own_resources | self._drivers.get(record.device, set()) | before
+        return claimed or own_resources | before
 
     def resources_of(self, record: DeviceRecord) -> frozenset[str]:
         """Return the resources that advertise the device of ``record``, by a plugin, a request or the record.
 
-        For a device of a DRA driver, the driver's name.
+        For a device whose last grant was to a claim, the name of the claim's DRA driver: by the grant, because any name can
+        be requested.
         """
         found, last = self.plugin_resources(record.device), record.last_grant
-        if not found and record.device in self._drivers:
-            found = frozenset(self._drivers[record.device])
         if not found and last is not None and last.claim is not None:
             found = frozenset({last.claim.driver})
         if not found and last is not None and last.assignment is not None and last.basis is not Basis.ADOPTED:

@@ -18,7 +18,7 @@ from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.reset_plan import ResetPlan
-from scrubber.domain.states import Cause
+from scrubber.domain.states import BindingState, Cause, TaintReason
 from scrubber.engine import refusals
 from scrubber.ports.device import EraseProgress
 from scrubber.ports.record import CHAIN_START, AuditHead, AuditLogPage, HistoryEntry, HistoryQuery
@@ -60,6 +60,8 @@ class DeviceView:
         uninspected_processes: a message for each process that several walks of its last scrub could not finish
             inspecting.
         holders: the holders that its last scrub and the last check of its users found.
+        taints: why a scheduler should not choose it for a claim.
+        binding: whether a scheduler that waits for it may bind a pod to it now.
     """
 
     device: Device
@@ -72,6 +74,8 @@ class DeviceView:
     unauthorized_users: tuple[str, ...] = ()
     uninspected_processes: tuple[str, ...] = ()
     holders: tuple[NamedHolder, ...] = ()
+    taints: tuple[TaintReason, ...] = ()
+    binding: BindingState = BindingState.OUT_OF_SERVICE
 
     @property
     def refusal_message(self) -> str:
@@ -112,6 +116,7 @@ class NodeView:
         driver_error: why the driver that the start of the service waits for does not answer; empty otherwise.
         agent_pause: the pause of the node's agents; None while there is none.
         driver_closed: whether no process of the service uses the driver.
+        driver_version: version of the node's driver, for devices without one of their own; empty where it is not known.
     """
 
     version: int
@@ -125,6 +130,7 @@ class NodeView:
     driver_error: str = ""
     agent_pause: AgentPause | None = None
     driver_closed: bool = False
+    driver_version: str = ""
 
     def require_ready(self) -> None:
         """Raise unless the view contains every device.
@@ -160,12 +166,14 @@ class PrepareClaimCall:
         devices: IDs of the managed devices that the claim gets.
         admin_devices: IDs of devices to which it has admin access: nothing is granted for it.
         wait_seconds: None means the policy's limit.
+        extended_resources: for which the scheduler created the claim; empty for a claim of the user's.
     """
 
     claim: Claim
     devices: tuple[str, ...]
     admin_devices: tuple[str, ...] = ()
     wait_seconds: float | None = None
+    extended_resources: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from scrubber.domain.errors import InvalidRequest, NotReady
 from scrubber.domain.evidence import PathKind
 from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.reset_plan import ResetPlan
-from scrubber.domain.states import Cause, Hygiene
+from scrubber.domain.states import BindingState, Cause, Hygiene
+from scrubber.domain.taints import YIELDED
 from scrubber.engine import refusals
 from scrubber.engine.agent_pauses import AgentPauses
 from scrubber.engine.claims import DriverlessClaims
@@ -151,7 +152,12 @@ def withheld_views(views: Sequence[DeviceView]) -> tuple[DeviceView, ...]:
     """Return ``views`` as they are on a yielded node: nothing of them is advertised."""
     return tuple(
         replace(
-            each, advertised=False, scrub=None, withheld=refusals.NODE_YIELDED if each.advertised else each.withheld
+            each,
+            advertised=False,
+            scrub=None,
+            withheld=refusals.NODE_YIELDED if each.advertised else each.withheld,
+            taints=(*(reason for reason in each.taints if reason != YIELDED), YIELDED),
+            binding=BindingState.OUT_OF_SERVICE,
         )
         for each in views
     )
@@ -226,6 +232,7 @@ class DriverlessNode:
             driver_error="" if self._driver_error is None else self._driver_error(),
             agent_pause=self.pauses.pause,
             driver_closed=self.driver_closed,
+            driver_version=info.identity.driver,
         )
 
     @property

@@ -209,7 +209,7 @@ class Ledger(Protocol):
         """The state as of the last commit.
 
         Raises:
-            LedgerFailure: the ledger is corrupt, truncated or newer than this program, or its audit chain is broken.
+            LedgerFailure: the ledger is corrupt, truncated or of an unsupported version, or its audit chain is broken.
         """
 
     async def commit(self, change: LedgerChange) -> None:

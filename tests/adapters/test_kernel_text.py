@@ -216,6 +216,7 @@ ALLOWED = {
     ("plugin/cluster/client.py", "split"): "the API server's words, made one line for a log",
     ("plugin/cluster/deploy_labels.py", "strip"): "a list that an operator wrote",
     ("plugin/cluster/pause_labels.py", "strip"): "a list that an operator wrote",
+    ("plugin/device_selection.py", "strip"): "a list that an operator wrote",
     ("plugin/dra/slices.py", "strip"): "names that the driver reports, only to be shown",
     ("plugin/nvidia/injection.py", "strip"): "a list that an operator wrote",
     ("plugin/nvidia/settings.py", "strip"): "a list that an operator wrote",

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from scrubber.adapters.ledger.offline import verify_ledger
-from scrubber.adapters.ledger.schema import SCHEMA
 from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.adapters.ledger.state_directory import filesystem_magic
 from scrubber.domain.errors import AlreadyRunning, InvalidConfiguration, LedgerFailure
@@ -225,17 +224,6 @@ class TestDamagedLedger:
             file.seek(4096)
             file.write(b"\xa5" * (size - 4096))
         assert "damaged" in await refusal(home)
-
-    async def test_ledger_of_a_newer_version_is_refused_and_unchanged(self, home: Path) -> None:
-        await fill(home)
-        newer = SCHEMA + 1
-        tamper(home, f"PRAGMA user_version = {newer}", around_triggers=False)
-        assert f"written by a newer version of this program (schema {newer}; this one reads {SCHEMA})" in await refusal(
-            home
-        )
-        connection = sqlite3.connect(home / "ledger.db")
-        assert connection.execute("PRAGMA user_version").fetchone() == (newer,)
-        connection.close()
 
     @pytest.mark.parametrize(
         ("statement", "message"),

@@ -24,6 +24,7 @@ from scrubber.adapters.ledger.sqlite import SqliteLedger
 from scrubber.domain.errors import LedgerFailure
 from scrubber.ports.record import HistoryQuery, LedgerChange
 from tests.ledger_samples import GPU, certificate, event, grant, record, scrub
+from tests.ledger_versions import make_newer
 from tests.pods import only_with
 
 SIZE = 16 * SLICE_BYTES
@@ -258,3 +259,29 @@ async def test_reserve_does_not_follow_a_symlink(tmp_path: Path) -> None:
         await ledger.load()
     await ledger.close()
     assert (tmp_path / "precious").read_text() == "precious"
+
+
+@only_with(CAN_MOUNT)
+async def test_ledger_of_another_version_is_unchanged_on_a_full_disk_and_converted_once_there_is_room(
+    disk: Disk,
+) -> None:
+    ledger = disk.ledger()
+    await ledger.load()
+    await ledger.commit(granting(1))
+    await ledger.close()
+    make_newer(disk.home)
+    before = (disk.home / "ledger.db").read_bytes()
+    disk.fill()
+    ledger = disk.ledger()
+    with pytest.raises(
+        LedgerFailure, match=r"No space left to convert the ledger .* needs about 1 MiB. Nothing was changed"
+    ):
+        await ledger.load()
+    await ledger.close()
+    assert (disk.home / "ledger.db").read_bytes() == before
+    assert list(disk.home.glob("ledger.db.new*")) == []
+    disk.free()
+    ledger = disk.ledger()
+    state = await ledger.load()
+    await ledger.close()
+    assert state.records[GPU].grant_sequence == 1

@@ -56,6 +56,7 @@ async def prepare(driver: PluginClient, change: Callable[[pb.PrepareClaimRequest
         driver=request.driver,
         deadline_seconds=request.deadline_seconds,
         timeout=DEADLINE,
+        extended_resources=request.extended_resources,
     )
 
 
@@ -78,6 +79,8 @@ async def test_prepare_reaches_the_engine_and_returns_its_grants(node: FakeNode,
         lambda request: setattr(request, "driver", "gpu\nscrubber"),
         lambda request: setattr(request, "deadline_seconds", math.nan),
         lambda request: setattr(request, "deadline_seconds", -1.0),
+        lambda request: request.extended_resources.append(""),
+        lambda request: request.extended_resources.extend(f"example.com/gpu-{n}" for n in range(129)),
         lambda request: request.ClearField("pods"),
         lambda request: setattr(request.pods[0], "uid", ""),
         lambda request: setattr(request.pods[0], "namespace", "team-b"),

@@ -37,7 +37,7 @@ from scrubber.domain.health.history import PastQuarantine, RecoveryAttempt
 from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import ActiveWarning, BreakGlass, DeviceRecord, Grant
 from scrubber.domain.statement import parse_statement, sign_certificate
-from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
+from scrubber.domain.states import BindingState, Cause, Health, Hygiene, RecoveryMethod, TaintReason
 from scrubber.engine.views import (
     CertificateStatus,
     CertificateView,
@@ -103,14 +103,19 @@ def test_snapshot_carries_everything_a_container_needs() -> None:
     ]
 
 
-def test_snapshot_describes_a_device_and_the_cause_that_it_is_out_of_service() -> None:
+def test_snapshot_describes_a_device_and_why_the_scheduler_should_not_choose_it() -> None:
     described = replace(device(0), model="H200", memory_bytes=141 << 30, driver="6.1")
-    sick = replace(CLEAN, health=Health.QUARANTINED, cause=CAUSE)
-    (first,) = messages.snapshot_message(view(sick, of=described)).devices
+    described_device = DeviceView(described, CLEAN, taints=(TaintReason("xid-79", evicts=True), TaintReason("held")))
+    described_device = replace(described_device, binding=BindingState.BEING_CLEANED)
+    (first,) = messages.snapshot_message(view(devices=(described_device,))).devices
     assert (first.model, first.memory_bytes, first.driver_version) == ("H200", 141 << 30, "6.1")
-    assert first.cause_code == CAUSE.code
-    (clean,) = messages.snapshot_message(view(CLEAN)).devices
-    assert clean.cause_code == ""
+    assert [(each.reason, each.evicts) for each in first.taints] == [("xid-79", True), ("held", False)]
+    assert first.binding == "being-cleaned"
+
+
+def test_device_without_a_driver_of_its_own_has_the_version_of_the_nodes_driver() -> None:
+    (first,) = messages.snapshot_message(view(driver_version="580.95.05")).devices
+    assert first.driver_version == "580.95.05"
 
 
 def test_numa_node_zero_differs_from_an_unknown_numa_node() -> None:
@@ -193,6 +198,8 @@ def test_change_irrelevant_to_the_plugin_sends_no_snapshot(later: NodeView) -> N
         view(epoch="e2"),
         view(devices=()),
         view(devices=(DeviceView(device(0), CLEAN, advertised=False),)),
+        view(devices=(DeviceView(device(0), CLEAN, taints=(TaintReason("dirty"),)),)),
+        view(devices=(DeviceView(device(0), CLEAN, binding=BindingState.IN_USE),)),
         view(notices=(NOTICE,)),
     ],
 )

@@ -92,7 +92,14 @@ FLAGS = {
     },
     ("plugin",): {
         *("--kubelet-dir", "--socket-dir", "--resource-name", "--registration", "--log-format", "--log-level"),
-        *("--device-list-strategy", "--device-id-strategy", "--pass-device-specs", "--mig-strategy", "--cdi-dir"),
+        *(
+            "--devices",
+            "--device-list-strategy",
+            "--device-id-strategy",
+            "--pass-device-specs",
+            "--mig-strategy",
+            "--cdi-dir",
+        ),
         *("--driver-root", "--nvidia-driver-root", "--dev-root", "--nvidia-dev-root", "--driver-root-ctr-path"),
         *("--container-driver-root", "--cdi-annotation-prefix", "--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
         *("--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled", "--fail-on-init-error", "--config-file"),
@@ -115,6 +122,7 @@ FLAGS = {
         *("--driver-root", "--nvidia-driver-root", "--dev-root", "--nvidia-dev-root", "--driver-root-ctr-path"),
         *("--container-driver-root", "--nvidia-cdi-hook-path", "--nvidia-ctk-path", "--cdi-disable-hooks"),
         *("--cdi-feature-flags", "--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled"),
+        *("--devices", "--driver-ready-file", "--traces", "--binding-conditions"),
     },
     ("devices",): {"--watch", "--socket-dir", "--output", "--no-headers"},
     ("device",): {"--limit", "--socket-dir", "--output", "--no-headers"},

@@ -48,6 +48,8 @@ class Request:
     def what(self) -> str:
         """The operation as a role names it, such as ``patch nodes/status``."""
         words = self.path.strip("/").split("/")
+        if words == ["version"]:
+            return "get version"
         prefix = 2 if words[0] == "api" else 3
         words = words[words.index("namespaces") + 2 :] if "namespaces" in words else words[prefix:]
         resource = "/".join([words[0], *words[2:]])

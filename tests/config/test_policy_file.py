@@ -16,6 +16,7 @@ from scrubber.domain.health.signal_table import ErrorClass
 from scrubber.domain.infrastructure import InfrastructureClass, InfrastructurePod, InfrastructureUnit
 from scrubber.domain.policy import (
     BreakerRule,
+    DeviceTaintRule,
     DiagnosticsRule,
     Enforcement,
     EnvvarInjection,
@@ -72,6 +73,7 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
         breaker: {maxResets: 0, window: 10m, maxSoftPercent: 50}
         maintenance: {interval: 24h, timeOfDay: "22:00-04:30", diagnostics: standard}
         stuckPods: {notifyAfter: 2m, evictAfter: 1h}
+        deviceTaints: {dirtyAfter: 5m, evictFromCondemned: true}
         settings: {power_limit_watts: 300, compute_mode: default}
         xids: {ignore: [13, 69-72], reboot: [79]}
         """
@@ -125,6 +127,7 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
     assert policy.breaker == BreakerRule(max_resets=0, window=600.0, max_soft_percent=50)
     assert policy.maintenance == MaintenanceRule(86400.0, (22 * 3600.0, 4.5 * 3600.0), DiagnosticLevel.STANDARD)
     assert policy.stuck_pods == StuckPodsRule(notify_after=120.0, evict_after=3600.0)
+    assert policy.device_taints == DeviceTaintRule(dirty_after=300.0, evict_from_condemned=True)
     assert policy.settings == {"power_limit_watts": "300", "compute_mode": "default"}
     assert policy.error_classes == {
         13: ErrorClass.IGNORE,
@@ -641,6 +644,7 @@ IN, OUT = True, False
         ("recovery: {probationScrubs: 9, probationInterval: 1s}", OUT),
         ("breaker: {maxResets: 1, window: 1m, maxSoftPercent: 1}", OUT),
         ("stuckPods: {notifyAfter: 5m, evictAfter: 1h}", OUT),
+        ("deviceTaints: {dirtyAfter: never, evictFromCondemned: true}", OUT),
         ("overrides: [{name: a, models: [x], sharing: never}]", OUT),
     ],
 )

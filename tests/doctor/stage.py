@@ -19,7 +19,15 @@ from scrubber.api.client import ReadClient
 from scrubber.config.policy_file import load_policy
 from scrubber.doctor.checks import CHECKS, check_node
 from scrubber.doctor.files import FileSystem
-from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, DeviceReport, KubeletReport, ServiceReport
+from scrubber.doctor.model import (
+    CheckContext,
+    CheckLevel,
+    CheckResult,
+    ClusterReport,
+    DeviceReport,
+    KubeletReport,
+    ServiceReport,
+)
 
 __all__ = [
     "CONTAINERD",
@@ -45,6 +53,7 @@ __all__ = [
     "run_unprivileged",
     "serving",
     "until_trusted",
+    "with_driver",
     "write",
 ]
 
@@ -267,15 +276,26 @@ def as_units(node: CheckContext) -> CheckContext:
     return node
 
 
+def with_driver(node: CheckContext) -> CheckContext:
+    """Return the node with a DRA driver, beside a device plugin; this process is both, and offers no device as either."""
+    (node.root / KUBELET / "plugins_registry/gpu.scrubber.dev-reg.sock").symlink_to(node.root / "listens")
+    process(node.root, os.getpid(), arguments=("python", "scrubber", "dra", "--devices", "GPU-none"))
+    cdi = node.root / f"proc/{os.getpid()}/root/var/run/cdi"
+    cdi.parent.mkdir(parents=True)
+    (node.root / "var/run/cdi").mkdir(parents=True)
+    cdi.symlink_to(node.root / "var/run/cdi")
+    return replace(node, cluster=ClusterReport(version="v1.36.2", slices=1, devices=2))
+
+
 def every_check_name(root: Path) -> tuple[str, ...]:
     """Return the names of all results, in the order of the checks: of plain and operator nodes, below ``root``."""
     with ExitStack() as stack:
         nodes = []
-        for number in range(3):
+        for number in range(4):
             (root / str(number)).mkdir()
             nodes.append(stack.enter_context(healthy(root / str(number))))
-        plain, pods, units = nodes
-        nodes = [plain, beside_operator(pods), as_units(beside_operator(units))]
+        plain, pods, units, claims = nodes
+        nodes = [plain, beside_operator(pods), as_units(beside_operator(units)), with_driver(claims)]
         return tuple(dict.fromkeys(result.name for check in CHECKS for node in nodes for result in check(node)))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import scrubber
 from scrubber.doctor.checks import check_node
 from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, DeviceReport, ServicePaths
 from tests.doctor.stage import found, healthy, levels, serving, write
@@ -99,6 +100,13 @@ def test_service_policy_that_permits_dirty_devices_is_reported(
     node: CheckContext, changed: dict[str, Any], name: str, level: CheckLevel
 ) -> None:
     assert named(serving(node, **changed), name)[0].level is level
+
+
+def test_plugin_of_another_version_is_reported(node: CheckContext) -> None:
+    own, plugin = named(serving(node, plugin_versions=(scrubber.__version__, "0.0.7")), "version")
+    assert own.level is CheckLevel.OK
+    assert (plugin.level, "has version 0.0.7, the service" in plugin.message) == (CheckLevel.WARNING, True)
+    assert "docs/upgrading.md" in plugin.remedy
 
 
 def test_audit_head_and_signing_key_are_reported_for_safekeeping(node: CheckContext) -> None:

@@ -133,6 +133,29 @@ def test_problem_of_a_claim(
     assert claim_problem(CLAIM, record, plugin_resources=resources, sharing=sharing) is problem
 
 
+@pytest.mark.parametrize(
+    ("requested", "advertised", "problem"),
+    [
+        ((), ("example.com/gpu",), None),
+        (("example.com/gpu",), (), None),
+        (("example.com/gpu",), ("example.com/nic",), None),
+        (("example.com/fpga", "example.com/gpu"), ("example.com/gpu",), ErrorCode.RESOURCE_OF_PLUGIN),
+    ],
+)
+def test_claim_for_an_extended_resource_that_a_plugin_advertises_is_a_problem(
+    requested: tuple[str, ...], advertised: tuple[str, ...], problem: ErrorCode | None
+) -> None:
+    found = claim_problem(
+        CLAIM,
+        DeviceRecord("GPU-1"),
+        plugin_resources=(),
+        sharing=SharingMode.SAME_TENANT,
+        extended_resources=requested,
+        node_resources=advertised,
+    )
+    assert found is problem
+
+
 def test_one_pod_may_have_a_device_that_is_not_shared() -> None:
     alone = replace(CLAIM, pods=(FIRST,))
     assert claim_problem(alone, DeviceRecord("GPU-1"), plugin_resources=(), sharing=SharingMode.NEVER) is None
@@ -193,6 +216,25 @@ def test_pod_uses_a_device_by_the_claim_that_names_it_or_that_the_kubelet_lists_
         Trust.TRUSTED, (listed,), claims=(ListedClaim(SECOND, CLAIM.driver, CLAIM.namespace, CLAIM.name),)
     )
     assert classify_use(SECOND.uid, "GPU-1", [grant(claim)], reading) is use
+
+
+@pytest.mark.parametrize(
+    ("reserved", "listed"),
+    [
+        ((FIRST, SECOND), FIRST),
+        ((SECOND,), replace(FIRST, uid=None)),
+        ((FIRST, replace(FIRST, uid="uid-of-an-earlier-pod")), replace(FIRST, uid=None)),
+    ],
+    ids=["the only one of its name", "not reserved for it", "two of its name"],
+)
+def test_listed_pod_without_a_uid_is_the_only_one_of_its_name_that_the_claim_is_reserved_for(
+    reserved: tuple[Pod, ...], listed: Pod
+) -> None:
+    claim = replace(CLAIM, pods=reserved)
+    reading = KubeletReading(
+        Trust.TRUSTED, claims=(ListedClaim(replace(FIRST, uid=None), claim.driver, claim.namespace, claim.name),)
+    )
+    assert reading.pods_of_claim(claim) == {listed}
 
 
 def test_pod_with_admin_access_is_no_tenant_and_is_never_killed() -> None:

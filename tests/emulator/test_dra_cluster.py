@@ -111,6 +111,18 @@ async def test_force_deleted_pod_disappears_at_once(kubelet: Kubelet, client: Cl
     await kubelet.wait_until(lambda _: pod.gone, SOON)
 
 
+async def test_log_of_a_container_is_read_through_the_api_server(kubelet: Kubelet, client: Client) -> None:
+    body = {"containers": [{"name": "main", "command": ["sh", "-c", "echo $((20 + 22))"]}], "restartPolicy": "Never"}
+    await client.send("POST", PODS, {"metadata": {"name": "pending"}, "spec": {**body, "nodeSelector": {"a": "b"}}})
+    assert (await client.refused("GET", f"{PODS}/pending/log")).code == 400
+    await client.send("POST", PODS, {"metadata": {"name": "a"}, "spec": body})
+    await kubelet.wait_until(lambda node: [each.phase for each in node.pods] == [PodPhase.SUCCEEDED], SOON)
+    response = await client.request("GET", f"{PODS}/a/log", container="main")
+    assert (response.text, response.headers["Content-Type"]) == ("42\n", "text/plain")
+    assert (await client.refused("GET", f"{PODS}/a/log", container="other")).code == 400
+    assert (await client.refused("GET", f"{PODS}/b/log")).code == 404
+
+
 async def test_kubelet_continues_after_an_outage_of_the_api_server(
     server: ApiServer, kubelet: Kubelet, client: Client
 ) -> None:

@@ -12,13 +12,14 @@ from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceBusy, InvalidRequest, NotReady, Quarantined, Refused, ScrubberError
 from scrubber.domain.handover_kind import Basis
 from scrubber.domain.node_record import YieldRequester
-from scrubber.domain.policy import SharingMode
+from scrubber.domain.policy import PolicyOverride, SharingMode
 from scrubber.domain.states import Hygiene
 from scrubber.engine.views import ClaimRelease, GrantedDevice, PrepareClaimCall
 from tests.engine.test_yielding import driverless_node
 from tests.simulation.claims import DRIVER, SimulatedClaim
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
 from tests.simulation.kubelet import Tenant
+from tests.simulation.service import Pace
 from tests.simulation.start_requests import admitted, request_start, started
 from tests.simulation.timeline import in_virtual_time
 
@@ -73,6 +74,8 @@ async def test_prepare_grants_all_devices_of_a_claim_in_one_transaction_and_uses
         tenant = cluster.claims.admit(claim, "train-0", starts=False)
         answer = await cluster.claims.prepare(claim, tenant)
         assert cluster.ledger_store.writes == writes + 1
+        granted = [each for each in cluster.ledger_store.events if each.name == "handover.granted"][-2:]
+        assert [each.fields["claim"] for each in granted] == [f"acme/{claim.name}"] * 2
         assert [(each.device, each.basis) for each in answer] == [(each, Basis.CERTIFICATE) for each in claim.devices]
         for number in (0, 2):
             record = cluster.record(number)
@@ -96,6 +99,22 @@ async def test_repeated_prepare_gets_the_same_answer_without_a_grant_before_and_
         assert await prepared(cluster, claim.call()) == first
         assert [grants_of(cluster, number) for number in (0, 1)] == [1, 1]
         assert [cluster.record(number).hygiene for number in (0, 1)] == [Hygiene.IN_USE] * 2
+
+
+@in_virtual_time
+async def test_repeated_prepare_refuses_a_device_that_failed_since_and_names_the_way_out() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster, 0, 1)
+        tenant = await running(cluster, claim)
+        await cluster.node.actions.quarantine(cluster.gpu(1).id, "because", "uid:0")
+        wrong = await refusal(cluster, claim.call())
+        assert isinstance(wrong, Quarantined)
+        assert cluster.gpu(1).id in wrong.public_message
+        assert "once the claim's pods are deleted" in wrong.public_message
+        assert tenant.running
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: claim.released)
+        assert claim.withheld == (cluster.gpu(1).id,)
 
 
 @in_virtual_time
@@ -262,6 +281,33 @@ async def test_prepare_waits_for_the_pod_that_has_the_device_from_the_plugin() -
         await running(cluster, claim)
 
 
+@in_virtual_time
+async def test_claim_for_an_extended_resource_is_refused_where_the_plugin_advertises_the_same_resource() -> None:
+    async with simulated_cluster() as cluster:
+        other = cluster.gpu(1).id
+        await cluster.node.announce("nvidia.com/gpu", {other: other})
+        claim = allocated(cluster)
+        call = replace(claim.call(), extended_resources=frozenset({"nvidia.com/gpu"}))
+        wrong = await refusal(cluster, call)
+        assert (type(wrong), wrong.code) == (Refused, ErrorCode.RESOURCE_OF_PLUGIN)
+        assert "advertises nvidia.com/gpu" in wrong.public_message
+        assert grants_of(cluster) == 0
+        await running(cluster, claim)  # by a claim of its own a pod may have the driver's devices
+
+
+@in_virtual_time
+async def test_drivers_name_selects_a_policy_override_once_its_claim_was_granted_and_not_by_a_request() -> None:
+    named = replace(DEFAULT, name="named", digest="sha256:named")
+    policy = replace(DEFAULT, overrides=(PolicyOverride(named, resources=(DRIVER,)),))
+    async with simulated_cluster(policy=policy) as cluster:
+        await cluster.node.announce("nvidia.com/gpu", {cluster.gpu().id: cluster.gpu().id})
+        assert isinstance(await refusal(cluster, allocated(cluster).call()), Refused)
+        await cluster.node.announce("nvidia.com/gpu", {})
+        assert cluster.controller().state.policy.name == DEFAULT.name
+        await running(cluster, allocated(cluster))
+        assert cluster.controller().state.policy.name == "named"
+
+
 # -- pods of a claim ---------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +364,23 @@ async def test_device_is_withheld_and_the_use_recorded_when_a_second_pod_joins_a
         assert not view.advertised
         assert "sharing: never" in view.withheld
         assert event_names(cluster).count("claim.shared-against-policy") == 1
+
+
+@in_virtual_time
+async def test_end_of_a_pod_that_was_reported_before_it_existed_is_seen_at_once() -> None:
+    async with simulated_cluster(devices=1, pace=Pace(watch=8.0)) as cluster:
+        claim = allocated(cluster)
+        first = await running(cluster, claim)
+        coming = Pod("acme", "train-1", "uid-0002")
+        await cluster.node.claims.set_pods(claim.uid, [first.pod, coming])
+        await cluster.run(1.0)
+        second = await running(cluster, claim, "train-1")
+        assert second.pod == coming
+        cluster.kubelet.delete(first)
+        await cluster.run(17.0)
+        cluster.kubelet.force_delete(second, lives_on=20.0)
+        await cluster.until(lambda: not any(cluster.process_table.living(coming.uid)))
+        await cluster.until(lambda: cluster.record().hygiene is not Hygiene.IN_USE, within=0.5)
 
 
 @in_virtual_time
@@ -545,6 +608,44 @@ async def test_operator_scrub_releases_a_claim_that_is_never_unprepared_once_its
         assert cluster.node.claims.current() == ()
         (event,) = [each for each in cluster.ledger_store.events if each.name == "claim.unprepare-requested"]
         assert event.actor == "uid:0"
+
+
+@in_virtual_time
+async def test_repeated_prepare_is_a_new_hand_over_if_an_operator_releases_the_claim_meanwhile() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.kubelet.force_delete(tenant, 0.5)
+        await cluster.run(5.0)
+        following = replace(claim.call(), claim=replace(claim.call().claim, pods=(Pod("acme", "train-1", "uid-b"),)))
+        released = asyncio.Event()
+        take = cluster.node.pods.is_gone
+
+        async def gone_after_the_operator_acted(pod: Pod) -> bool:
+            if not released.is_set():
+                released.set()
+                controller = cluster.controller()
+                await controller.occupancy.release_claims(controller.state.record, "uid:0")
+            return await take(pod)
+
+        cluster.node.pods.is_gone = gone_after_the_operator_acted  # type: ignore[method-assign]
+        answer = await prepared(cluster, following)
+        assert [(each.grant, each.basis) for each in answer] == [(2, Basis.CERTIFICATE)]
+        assert cluster.gpu().cells == [""] * 4
+
+
+@in_virtual_time
+async def test_claim_of_a_removed_device_is_forgotten_at_a_reboot() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        await running(cluster, claim)
+        cluster.gpu().listed = False
+        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.reboot()
+        await cluster.start_service()
+        assert cluster.node.claims.current() == ()
+        assert await unprepared(cluster, claim, 0.0) == ClaimRelease(done=True)
 
 
 @in_virtual_time

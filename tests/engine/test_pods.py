@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import pytest
+
 from scrubber.adapters.clock import SystemClock
-from scrubber.domain.assignment import Assignment, KubeletReading, Pod, Process, Trust
+from scrubber.domain.assignment import Assignment, Claim, KubeletReading, Pod, Process, Trust
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.pods import PodLiveness, PodState, RemainingCgroups
@@ -123,6 +125,34 @@ async def test_process_that_outlives_a_first_process_observed_twice_is_a_leftove
     node.running = (SANDBOX, CHILD)
     where = await watch.liveness(GRANT, limits=Limits(), boot="boot", wall=2000.0, free_for=0.0)
     assert (where.state, where.processes, where.unproven_processes) == (PodState.LEFTOVER, (CHILD,), (SANDBOX,))
+
+
+CLAIM = Claim("uid-c", "team-a", "gpu", "gpu.example.com", (POD,), listed_pods=(POD,))
+CLAIMED = replace(GRANT, assignment=None, claim=CLAIM)
+RELEASED = replace(CLAIMED, claim=replace(CLAIM, released_at=1500.0))
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        (((SANDBOX, MAIN), (SANDBOX, MAIN, CHILD), (SANDBOX, CHILD), (SANDBOX, CHILD)), PodState.LEFTOVER),
+        (((SANDBOX, HELPER), (SANDBOX, HELPER), (SANDBOX, MAIN, CHILD), (SANDBOX, CHILD)), PodState.ALIVE),
+        (((SANDBOX, MAIN, CHILD), (SANDBOX, CHILD), (SANDBOX, CHILD)), PodState.ALIVE),
+    ],
+    ids=["a child beside the first process", "no child of the helper", "first process seen once"],
+)
+async def test_process_that_outlives_the_first_one_before_its_claim_is_released_is_a_leftover_if_it_ran_beside_it(
+    samples: tuple[tuple[Process, ...], ...], expected: PodState
+) -> None:
+    node = Node()
+    watch = watching(node)
+    for running in samples:
+        node.running = running
+        for each in CLAIMED.by_pod():
+            await watch.sample_processes(each)
+    node.running = (CHILD,)
+    (released,) = RELEASED.by_pod()
+    assert await state(watch, grant=released) is expected
 
 
 async def test_process_first_observed_after_the_pod_was_gone_never_counts_as_a_first_process() -> None:

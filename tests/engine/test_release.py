@@ -16,6 +16,7 @@ from scrubber.domain.states import Hygiene
 from scrubber.ports.record import Event
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
 from tests.simulation.kubelet import Tenant
+from tests.simulation.service import Pace
 from tests.simulation.start_requests import admitted, refusal_of, request_start, started
 from tests.simulation.timeline import in_virtual_time
 
@@ -221,6 +222,26 @@ async def test_device_is_released_in_the_same_event_when_the_start_that_waits_fo
             cluster.process_table.end(proc)
         await cluster.until(lambda: cluster.record().hygiene is not Hygiene.IN_USE, within=0.1)
         assert (await refusal_of(call)).code is ErrorCode.REASSIGNED
+
+
+@in_virtual_time
+async def test_device_is_released_at_once_when_the_start_that_its_release_was_left_to_is_cancelled() -> None:
+    async with simulated_cluster(devices=1, pace=Pace(watch=8.0)) as cluster:
+        first = await started(cluster)
+        await cluster.run(9.0)
+        cluster.kubelet.force_delete(first, lives_on=60.0)
+        second = await admitted(cluster)
+        call = request_start(cluster, second)
+        await cluster.run(9.0)
+        assert cluster.controller().occupancy.has_waiting_start
+        assert first.first is not None
+        assert first.sandbox is not None
+        noted = cluster.controller().occupancy.next_end
+        for proc in (first.first, first.sandbox):
+            cluster.process_table.end(proc)
+        await noted.wait()
+        call.cancel()
+        await cluster.until(lambda: cluster.record().hygiene is not Hygiene.IN_USE, within=0.5)
 
 
 @in_virtual_time

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scrubber.domain.evidence import FindingCode
-from scrubber.domain.policy import Enforcement
-from scrubber.domain.states import Health, Hygiene
+from scrubber.domain.policy import DeviceTaintRule, Enforcement
+from scrubber.domain.states import BindingState, Health, Hygiene, TaintReason
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
 from tests.simulation.process_table import Proc
-from tests.simulation.start_requests import admitted, request_start
+from tests.simulation.start_requests import admitted, request_start, started
 from tests.simulation.timeline import in_virtual_time
 
 
@@ -77,3 +77,40 @@ async def test_policy_that_only_observes_withholds_no_device() -> None:
         await cluster.run(150.0)
         assert any(each.code == FindingCode.UNKNOWN_HOLDER for each in cluster.controller().view.holders)
         assert is_advertised(cluster)
+
+
+@in_virtual_time
+async def test_device_that_cannot_be_scrubbed_gets_a_taint_after_the_policys_time_and_loses_it_when_it_is_clean() -> (
+    None
+):
+    policy = replace(DEFAULT, device_taints=DeviceTaintRule(dirty_after=300.0))
+    async with simulated_cluster(devices=1, policy=policy) as cluster:
+
+        def taints() -> tuple[TaintReason, ...]:
+            return cluster.node.view().devices[0].taints
+
+        def binding() -> BindingState:
+            return cluster.node.view().devices[0].binding
+
+        assert binding() is BindingState.READY
+        proc = unknown_holder(cluster)
+        await cluster.until(lambda: binding() is BindingState.BEING_CLEANED)
+        await cluster.until(lambda: taints() == (TaintReason("held"),))
+        assert binding() is BindingState.OUT_OF_SERVICE
+        await cluster.run(200.0)
+        assert taints() == (TaintReason("held"),)
+        await cluster.until(lambda: taints() == (TaintReason("held"), TaintReason("dirty")))
+        cluster.process_table.end(proc)
+        await cluster.until(lambda: taints() == (), within=600.0)
+        assert cluster.record().hygiene is Hygiene.CLEAN
+        assert binding() is BindingState.READY
+
+
+@in_virtual_time
+async def test_device_in_use_gets_no_taint_however_long_it_is_used() -> None:
+    policy = replace(DEFAULT, device_taints=DeviceTaintRule(dirty_after=30.0))
+    async with simulated_cluster(devices=1, policy=policy) as cluster:
+        await started(cluster)
+        await cluster.run(60.0)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        assert cluster.node.view().devices[0].taints == ()

@@ -11,7 +11,8 @@ from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady
 from scrubber.domain.evidence import PathKind
 from scrubber.domain.node_record import YieldRequester
-from scrubber.domain.states import Hygiene
+from scrubber.domain.states import BindingState, Hygiene
+from scrubber.domain.taints import YIELDED
 from scrubber.engine import refusals
 from scrubber.engine.views import CertificateStatus, HandOverCall
 from scrubber.engine.yielding import DriverlessNode, YieldControl
@@ -59,10 +60,13 @@ async def test_every_device_is_withheld_while_a_yield_is_requested() -> None:
         view = cluster.node.view()
         assert [each.advertised for each in view.devices] == [False, False]
         assert {each.refusal_message for each in view.devices} == {refusals.NODE_YIELDED}
+        assert [each.taints for each in view.devices] == [(YIELDED,), (YIELDED,)]
+        assert {each.binding for each in view.devices} == {BindingState.OUT_OF_SERVICE}
         assert "driver upgrade" in view.yielded
         await cluster.node.yields.withdraw(OPERATOR, "done", WHO)
         cluster.node.publish_yield()
         assert [each.advertised for each in cluster.node.view().devices] == [True, True]
+        assert [each.taints for each in cluster.node.view().devices] == [(), ()]
 
 
 @in_virtual_time

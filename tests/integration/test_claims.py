@@ -110,7 +110,7 @@ async def test_claim_is_prepared_kept_across_a_restart_and_scrubbed_at_unprepare
         assert (ended.done, list(ended.withheld)) == (True, [])
         assert not memory_of(stage).read_bytes().strip(b"\0")
         assert (await client.list_claims(SOON)).claims == []
-        assert [row["claim"] for row in await history(stage, "handover.granted")] == ["claim-1"]
+        assert [row["claim"] for row in await history(stage, "handover.granted")] == ["team-a/claim-1"]
         assert await history(stage, "unauthorized.use.detected") == []
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCENES = (
     "1. Without the scrub service: an ordinary device plugin",
     "2. The same pods, with the service",
@@ -14,14 +16,22 @@ SCENES = (
     "6. XID 95 on one device",
     "7. kill -9 of the service during a scrub",
 )
+CLAIM_SCENES = (
+    "1. Without the scrub service: an ordinary DRA driver",
+    *SCENES[1:4],
+    "5. The same container restarts: within its claim",
+    SCENES[5],
+    "7. kill -9 of the service during a scrub, which Unprepare waits for",
+)
 
 
-def test_demo_plays_every_scene_and_exits_with_0() -> None:
-    command = [sys.executable, "-m", "scrubber.cli.main", "demo"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+@pytest.mark.parametrize(("flags", "scenes"), [((), SCENES), (("--dra",), CLAIM_SCENES)], ids=["plugin", "dra"])
+def test_demo_plays_every_scene_and_exits_with_0(flags: tuple[str, ...], scenes: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "scrubber.cli.main", "demo", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    positions = [lines.index(scene) for scene in SCENES]
+    positions = [lines.index(scene) for scene in scenes]
     assert positions == sorted(positions)
     assert "Summary" in done.stdout
     assert lines[-1].startswith("All expectations were met")

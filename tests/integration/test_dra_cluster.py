@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from scrubber.adapters.sim import control
 from scrubber.emulator import Kubelet
 from scrubber.emulator.cluster import ApiServer, ControlPlane
 from scrubber.emulator.playground import Playground, fast_kubelet_timings, tenant_argv
 from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodClaim, PodSpec
 from scrubber.emulator.timings import ClusterTimings
-from tests.cluster.emulated import CLAIMS, DRIVER, RESOURCE_V1, SLICES, Client, claim, client_of
+from tests.cluster.emulated import CLAIMS, DRIVER, PODS, RESOURCE_V1, SLICES, Client, Json, claim, client_of
 from tests.integration.acting import QUICK, SOON, found_by
 from tests.integration.test_dra_driver import ACCOUNT, Driver, started_driver
 
@@ -46,6 +47,44 @@ class Cluster:
 
         return asyncio.create_task(submitted())
 
+    def held(self) -> AbstractContextManager[object]:
+        """Keep the device from being cleaned: this process has it open, and is no pod's."""
+        return (self.stage.sim_dir / "devices" / "0" / "memory").open("rb")
+
+    def follows_all_claims(self) -> bool:
+        """Whether the driver has listed or watched the claims of all namespaces."""
+        requests = [
+            each
+            for operation in ("list resourceclaims", "watch resourceclaims")
+            for each in self.server.log.of(operation, account=ACCOUNT.name)
+        ]
+        return any(not each.namespace for each in requests)
+
+    async def until_published(self, holds: Callable[[Json], bool]) -> None:
+        """Wait until the device is published so that ``holds`` returns true."""
+        async with asyncio.timeout(SOON), self.api.watch(SLICES) as slices:
+            while not any(map(holds, (await slices.next())[1]["spec"].get("devices") or [])):
+                pass
+
+    async def until_allocated(self, name: str) -> Json:
+        """Return the device's entry in the allocation of a claim, as soon as there is one."""
+        async with asyncio.timeout(SOON), self.api.watch(CLAIMS) as claims:
+            while True:
+                _, found = await claims.next()
+                allocation = (found.get("status") or {}).get("allocation")
+                if found["metadata"]["name"] == name and allocation:
+                    (result,) = allocation["devices"]["results"]
+                    return dict(result)
+
+    async def until_refused(self, name: str, message: str) -> None:
+        """Wait until the scheduler reports why a pod is not bound."""
+        async with asyncio.timeout(SOON), self.api.watch(PODS) as pods:
+            while True:
+                _, found = await pods.next()
+                conditions = (found.get("status") or {}).get("conditions") or []
+                if found["metadata"]["name"] == name and any(message in each.get("message", "") for each in conditions):
+                    return
+
     async def run_writer(self, name: str) -> EmulatedPod:
         """Return a pod that has written its name all over its device, and stays."""
         pod = await self.submit(name, "--write", f"secret of {name}", "--hold", "forever")
@@ -54,7 +93,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(root: Path) -> AsyncIterator[Cluster]:
+async def cluster(root: Path, *flags: str) -> AsyncIterator[Cluster]:
     async with ApiServer() as server, ControlPlane(server.api, ClusterTimings().scaled(0.05)), client_of(server) as api:
         selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
         await api.send(
@@ -71,7 +110,7 @@ async def cluster(root: Path) -> AsyncIterator[Cluster]:
             await kubelet.wait_until(lambda node: any(each.name == "SlicesDeleted" for each in node.events), SOON)
             kubeconfig = server.write_kubeconfig(root / "kubeconfig", server.add_account(ACCOUNT))
             directories = kubelet.plugins, kubelet.plugins_registry, kubelet.cdi_directory
-            async with started_driver(stage.socket_dir, kubeconfig, *directories) as driver:
+            async with started_driver(stage.socket_dir, kubeconfig, *directories, *flags) as driver:
                 await driver.until("slices.published")
                 yield Cluster(stage, kubelet, api, server, driver, kubeconfig)
 
@@ -126,3 +165,40 @@ async def test_slices_return_after_a_restart_of_the_kubelet_deleted_them(short_t
         assert after["metadata"]["name"] != before["metadata"]["name"]
         assert after["spec"]["devices"] == before["spec"]["devices"]
         assert await found_by(await here.submit("only", "--read")) == ""
+
+
+BINDING = "--metrics-address", "off", "--binding-conditions"
+
+
+async def test_pod_on_a_dirty_device_is_bound_once_the_device_is_clean(short_tmp: Path) -> None:
+    async with cluster(short_tmp, *BINDING) as here:
+        with here.held():
+            await here.until_published(lambda device: "bindingConditions" in device)
+            pod = here.submit("only", "--read")
+            result = await here.until_allocated("only")
+            assert result["bindingConditions"] == [f"{DRIVER}/clean"]
+            assert result["bindingFailureConditions"] == [f"{DRIVER}/not-clean"]
+            assert not pod.done()
+        assert (await here.driver.until("claim.binding-allowed"))["claim"] == "default/only"
+        assert await found_by(await pod) == ""
+        assert here.follows_all_claims()
+
+
+async def test_pod_on_a_dirty_device_that_fails_its_scrub_is_not_bound_to_it(short_tmp: Path) -> None:
+    async with cluster(short_tmp, *BINDING) as here:
+        with here.held():
+            await here.until_published(lambda device: "bindingConditions" in device)
+            pod = here.submit("only", "--read")
+            await here.until_allocated("only")
+            control.add_faults(here.stage.sim_dir, "0", wont_clear=True)
+        await here.until_refused("only", "claim binding failed")
+        await here.until_published(lambda device: bool(device.get("taints")))
+        assert not pod.done()
+        pod.cancel()
+        await asyncio.wait({pod})
+
+
+async def test_driver_without_binding_conditions_does_not_follow_the_claims_of_the_cluster(short_tmp: Path) -> None:
+    async with cluster(short_tmp) as here:
+        assert await found_by(await here.submit("only", "--read")) == ""
+        assert not here.follows_all_claims()

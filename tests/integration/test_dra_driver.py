@@ -22,16 +22,32 @@ from plugin.api import dra_v1_pb2 as dra
 from scrubber.adapters.sim import control
 from scrubber.emulator.cluster import Account, ApiServer
 from scrubber.emulator.playground import Playground
-from tests.cluster.emulated import CLAIMS, DRIVER, NODES, SLICES, Client, allocation, claim, client_of, node
+from tests.cluster.emulated import (
+    CLAIMS,
+    DRIVER,
+    NODES,
+    SLICES,
+    Client,
+    allocation,
+    claim,
+    client_of,
+    device,
+    node,
+    slice_of,
+)
 from tests.deployed import DEPLOY
 from tests.dra_collaborators import Directory, Visit, visit
+from tests.gpus import gpu, seen
 from tests.integration.acting import QUICK, SOON
+from tests.plugin_collaborators import FakeService, snapshot
 
 NODE = "node-a"
 ROLE = next(yaml.safe_load_all((DEPLOY / "kubernetes/dra/role.yaml").read_text()))
 ACCOUNT = Account("system:serviceaccount:scrubber-system:scrubber-dra", ROLE["rules"], NODE)
 """The driver's own: with its role, and a token that is bound to its node."""
 SECRET = b"bytes of the first tenant"
+LEFT = dra.Claim(namespace="default", name="left", uid="11111111-2222-3333-4444-555555555555")
+"""Of a pod that was deleted while no driver ran; unknown to the API server."""
 
 
 @dataclass
@@ -154,7 +170,7 @@ async def test_claim_is_prepared_released_and_scrubbed_before_the_next_one(short
         assert (list(device.request_names), device.pool_name, device.device_name) == (["main"], NODE, first)
         (spec,) = (short_tmp / "cdi").glob("*.json")
         assert json.loads(spec.read_text())["kind"] == f"{DRIVER}/claim"
-        assert list(device.cdi_device_ids) == [f"{DRIVER}/claim={one.uid}-{first}"]
+        assert list(device.cdi_device_ids) == [f"{DRIVER}/claim={one.uid}{each}" for each in (f"-{first}", ".main")]
         here.memory(0).write_bytes(SECRET)
         assert await prepare(kubelet, one) == prepared
         async with asyncio.timeout(SOON), here.api.watch(CLAIMS) as claims:
@@ -173,9 +189,10 @@ async def test_claim_is_prepared_released_and_scrubbed_before_the_next_one(short
         assert await unprepare(kubelet, one) == ""
         assert not here.memory(0).read_bytes().strip(b"\0")
         assert (await prepare(kubelet, two)).error == ""
-        assert sorted(path.name for path in (short_tmp / "cdi").iterdir()) == sorted(
-            f"{DRIVER}-claim_{each.uid}.json" for each in (two, other)
-        )
+        assert {path.name for path in (short_tmp / "cdi").iterdir()} == {
+            f".{DRIVER}-claims.lock",
+            *(f"{DRIVER}-claim_{each.uid}.json" for each in (two, other)),
+        }
         await kubelet.channel.close()
 
 
@@ -216,6 +233,32 @@ async def test_killed_driver_continues_where_it_was(short_tmp: Path) -> None:
             await kubelet.channel.close()
 
 
+async def test_slices_of_an_earlier_instance_stay_until_the_service_is_ready(short_tmp: Path) -> None:
+    directory = Directory(short_tmp)
+    async with (
+        ApiServer() as server,
+        client_of(server) as api,
+        FakeService(short_tmp / "service", snapshot(ready=False)) as service,
+    ):
+        await api.send("POST", NODES, node(NODE))
+        earlier = await api.send("POST", SLICES, slice_of(device("gpu-0")))
+        kubeconfig = server.write_kubeconfig(short_tmp / "kubeconfig", server.add_account(ACCOUNT))
+        places = directory.plugins, directory.registry, short_tmp / "cdi"
+        async with started_driver(short_tmp / "service", kubeconfig, *places) as driver:
+            for event in ("service.instance-changed", "plugin.serving"):
+                if all(each["event"] != event for each in driver.events):
+                    await driver.until(event)
+            kubelet = await visit(directory.registry / f"{DRIVER}-reg.sock")
+            for _ in range(20):  # each is a request to the API server, as a write of slices would be
+                assert "does not exist" in (await prepare(kubelet, LEFT)).error
+            await kubelet.channel.close()
+            assert [each["metadata"]["uid"] for each in (await api.send("GET", SLICES))["items"]] == [
+                earlier["metadata"]["uid"]
+            ]
+            service.show(snapshot(seen(gpu(0)), version=2))
+            assert (await driver.until("slices.published"))["devices"] == 1
+
+
 async def test_device_that_fails_while_it_is_released_gets_a_taint_and_does_not_keep_the_pod(short_tmp: Path) -> None:
     async with running_node(short_tmp) as here, here.driver() as driver:
         await driver.until("slices.published")
@@ -253,3 +296,32 @@ async def test_driver_serves_metrics_and_is_ready_once_the_kubelet_has_registere
         assert 'scrubber_plugin_cluster_writes_total{kind="resource-slice",outcome="ok"} 1.0' in text
         assert 'scrubber_plugin_rpc_duration_seconds_count{code="OK",method="NodePrepareResources"} 1.0' in text
         await kubelet.channel.close()
+
+
+READY = "NVIDIA_DRIVER_ROOT={0}\nDRIVER_ROOT_CTR_PATH={0}\nNVIDIA_DEV_ROOT=/\nDEV_ROOT_CTR_PATH=/\n"
+
+
+async def test_driver_offers_selected_devices_once_the_gpu_driver_is_found_and_follows_it(short_tmp: Path) -> None:
+    ready = short_tmp / "driver-ready"
+    flags = "--metrics-address", "off", "--devices", "1", "--driver-ready-file", str(ready)
+    async with running_node(short_tmp) as here, here.driver(*flags) as driver:
+        await driver.until("driver.location-unknown")
+        await driver.until("plugin.serving")
+        kubelet = await here.connect()
+        assert await unprepare(kubelet, LEFT) == ""
+        await kubelet.channel.close()
+        assert await here.slices() == []
+        ready.write_text(READY.format("/first"))
+        assert (await driver.until("driver.location-known"))["root"] == "/first"
+        assert (await driver.until("slices.published"))["devices"] == 1
+        kubelet = await here.connect()
+        await kubelet.channel.close()
+        driver.process.send_signal(signal.SIGHUP)
+        await driver.until("settings.unchanged")
+        ready.write_text("nonsense\n")
+        assert "is not an assignment" in (await driver.until("settings.rejected"))["message"]
+        ready.unlink()
+        driver.process.send_signal(signal.SIGHUP)
+        await driver.until("settings.unchanged")
+        ready.write_text(READY.format("/second"))
+        assert (await driver.until("settings.reloaded"))["root"] == "/second"

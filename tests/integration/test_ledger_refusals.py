@@ -21,6 +21,7 @@ def truncate(ledger: Path) -> None:
 def raise_version(ledger: Path) -> None:
     with sqlite3.connect(ledger) as connection:
         connection.execute("PRAGMA user_version = 99")
+        connection.execute("UPDATE compatibility SET oldest_schema = 98, oldest_version = '9.7.0'")
     connection.close()
 
 
@@ -41,7 +42,7 @@ def lose(ledger: Path) -> None:
     ("damage", "words"),
     [
         (truncate, "damaged"),
-        (raise_version, "newer version"),
+        (raise_version, "install version 9.7.0"),
         (rewrite_history, "was changed after it was written"),
         (lose, "missing"),
     ],

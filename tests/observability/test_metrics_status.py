@@ -8,10 +8,12 @@ from hashlib import sha256
 
 import pytest
 
+from scrubber.domain.assignment import Claim
 from scrubber.domain.evidence import Certificate, PathKind, Step, StepResult, Verdict
+from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.infrastructure import NamedHolder, ProcessOwner
 from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
-from scrubber.domain.record import ActiveWarning, BreakGlass, DeviceRecord
+from scrubber.domain.record import ActiveWarning, BreakGlass, DeviceRecord, Grant
 from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
 from scrubber.domain.telemetry import Holder, HolderKind
 from scrubber.ports.record import AuditHead
@@ -104,6 +106,24 @@ def test_unused_certificate_shows_its_issue_time(measures: Measures) -> None:
     assert measures.value("scrubber_certificate_issued_timestamp_seconds", device="GPU-a") == 77.0
     measures.show(shown())
     assert measures.labels("scrubber_certificate_issued_timestamp_seconds") == []
+
+
+def in_use_by(uid: str, *, released_at: float | None = None) -> DeviceRecord:
+    claim = Claim(uid, "team-a", "gpus", "gpu.scrubber.dev", released_at=released_at)
+    grant = Grant(1, None, HandOverKind.UNKNOWN, 50.0, "boot", claim=claim)
+    return replace(RECORD, hygiene=Hygiene.IN_USE, last_grant=grant, open_grants=(grant,))
+
+
+def test_claims_are_counted_once_each_and_apart_from_those_that_wait_to_be_released(measures: Measures) -> None:
+    releasing = in_use_by("claim-2", released_at=77.0)
+    measures.show(
+        shown("GPU-a", in_use_by("claim-1")),
+        shown("GPU-b", in_use_by("claim-1")),
+        shown("GPU-c", replace(releasing, device="GPU-c")),
+        shown("GPU-d"),
+    )
+    assert measures.value("scrubber_claims", state="prepared") == 1
+    assert measures.value("scrubber_claims", state="releasing") == 1
 
 
 def test_break_glass_metric_lasts_as_long_as_the_override(measures: Measures) -> None:

@@ -15,6 +15,7 @@ import yaml
 from opentelemetry.sdk import environment_variables
 from packaging.requirements import Requirement
 
+from plugin.dra.claim_driver import PREPARE, UNPREPARE
 from plugin.kubelet.server import TRACED_CALLS
 from scrubber.cli.main import app
 from scrubber.config.settings import TraceExport
@@ -26,7 +27,7 @@ ENVIRONMENT = (DEPLOY / "systemd" / "traces.env").read_text()
 DROP_IN = "scrubber-plugin.service.d/traces.conf"
 SOURCES = [
     *sorted((ROOT / "scrubber" / "engine").rglob("*.py")),
-    *(ROOT / "plugin" / name for name in ("gate.py", "kubelet/server.py")),
+    *(ROOT / "plugin" / name for name in ("dra/claim_driver.py", "gate.py", "kubelet/server.py")),
 ]
 
 
@@ -51,7 +52,7 @@ def calls(*names: str) -> Iterator[ast.Call]:
 
 def opened() -> set[str]:
     """Return the names of the spans; that of a step contains the step's name."""
-    found = set(TRACED_CALLS)
+    found = {PREPARE, UNPREPARE, *TRACED_CALLS}
     for call in calls("span", "_span"):
         name = call.args[0]
         if isinstance(name, ast.JoinedStr):
@@ -86,7 +87,7 @@ def test_every_variable_on_the_traces_page_exists_in_opentelemetry() -> None:
 def test_traces_option_is_off_by_default_and_its_values_are_documented() -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
-    for command in ("serve", "plugin"):
+    for command in ("serve", "plugin", "dra"):
         (flag,) = [each for each in group.commands[command].params if each.name == "traces"]
         assert flag.default is TraceExport.OFF
         assert flag.envvar == "SCRUBBER_TRACES"

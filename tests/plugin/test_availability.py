@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugin.kubelet.devices import AdvertisedDevice, Availability, ServiceVerdict
+from scrubber.domain.states import BindingState
 
 GRACE = 10.0
 
@@ -102,6 +103,16 @@ def test_certificate_is_void_once_the_service_disconnects() -> None:
     availability = receive(Availability(GRACE), seen("gpu-0", certified=True), now=0.0)
     assert device_of(availability, "gpu-0").certified
     assert not device_of(availability.on_disconnect(now=1.0), "gpu-0").certified
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(BindingState.READY, None), (BindingState.BEING_CLEANED, BindingState.BEING_CLEANED)]
+)
+def test_device_is_not_ready_for_binding_once_the_service_disconnects(
+    before: BindingState, after: BindingState | None
+) -> None:
+    availability = receive(Availability(GRACE), seen("gpu-0", binding=before), now=0.0)
+    assert device_of(availability.on_disconnect(now=1.0), "gpu-0").binding is after
 
 
 def test_snapshot_older_than_the_last_one_is_ignored() -> None:

@@ -12,6 +12,7 @@ from scrubber.api import messages
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.device import Access, AccessKind
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.states import BindingState, TaintReason
 from scrubber.engine.views import DeviceView, NodeView
 from tests.api.service import device
 from tests.gpus import gpu, instance, seen
@@ -32,6 +33,33 @@ def test_service_reports_the_pci_address_of_a_gpu() -> None:
     view = NodeView(1, (DeviceView(part, DeviceRecord(part.id)),), ready=True, epoch="one")
     (found,) = advertised_devices(messages.snapshot_message(view))
     assert found.pci_address == "0000:3b:00.0"
+
+
+def test_reasons_of_taints_arrive_as_the_service_decided() -> None:
+    part, taints = device(0), (TaintReason("xid-79", evicts=True), TaintReason("held"))
+    view = NodeView(1, (DeviceView(part, DeviceRecord(part.id), taints=taints),), ready=True, epoch="one")
+    (found,) = advertised_devices(messages.snapshot_message(view))
+    assert found.taints == taints
+
+
+@pytest.mark.parametrize("state", BindingState)
+def test_word_on_binding_arrives_as_the_service_decided(state: BindingState) -> None:
+    part = device(0)
+    view = NodeView(1, (DeviceView(part, DeviceRecord(part.id), binding=state),), ready=True, epoch="one")
+    (found,) = advertised_devices(messages.snapshot_message(view))
+    assert found.binding is state
+
+
+def test_word_on_binding_of_a_newer_or_older_service_is_not_known() -> None:
+    newer, older = advertised_devices(snapshot(simulated(0, binding="later"), simulated(1)))
+    assert (newer.binding, older.binding) == (None, None)
+
+
+def test_no_pod_is_bound_to_a_device_that_this_plugin_cannot_pass_to_a_container() -> None:
+    unknown = simulated(0, binding="ready")
+    unknown.access.add(kind="later")
+    (found,) = advertised_devices(snapshot(unknown))
+    assert found.binding is BindingState.OUT_OF_SERVICE
 
 
 def test_device_access_arrives_as_the_backend_defined_it() -> None:

@@ -19,6 +19,7 @@ import watchfiles
 
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
+from plugin.device_selection import DeviceSelection
 from plugin.gate import GateTimes
 from plugin.kubelet.registration import RegistrationTimes
 from plugin.main import PluginSettings, PluginTimes, run
@@ -863,6 +864,7 @@ async def test_upstream_directory_that_a_kubelet_serves_is_refused(short_tmp: Pa
     ("more", "upstream", "message"),
     [
         ({"resource_name": "a.b/c"}, "u", "--resource-name cannot be combined"),
+        ({"devices": DeviceSelection.parse("0")}, "u", "--devices cannot be combined"),
         ({}, "d" * 90, "the limit for a Unix socket is 107"),
         ({}, "s/file", "cannot be created"),
     ],

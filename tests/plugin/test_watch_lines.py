@@ -9,6 +9,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pytest
+
+from plugin.device_selection import DeviceSelection
 from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices
 from plugin.logs import create_logger
 from plugin.service_client import ServiceWatch, WatchTimes
@@ -82,3 +85,50 @@ async def test_device_without_a_verdict_is_logged_as_neither_offered_nor_withhel
     (line,) = await lines(Service(snapshot(device(0), ready=False)), none_healthy)
     assert (line["level"], line["verdict"]) == ("warning", "unknown")
     assert "has reported this device" in line["message"]
+
+
+async def test_first_ready_snapshot_is_reported_although_it_lists_what_the_last_one_did() -> None:
+    class Starting(Service):
+        async def watch_snapshots(self) -> AsyncIterator[pb.Snapshot]:
+            yield snapshot(ready=False)
+            yield snapshot(withheld, version=2, ready=False)
+            await self.goes.wait()
+            yield snapshot(withheld, version=3)
+            await asyncio.Event().wait()
+
+    withheld = device(0, advertised=False, refusal="No: XID 95.")
+    service, advertised = Starting(snapshot()), AdvertisedDevices()
+    log = create_logger("json", "info", io.StringIO())
+    watch = ServiceWatch(service, advertised, times=TIMES, log=log, clock=time.monotonic)
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(DEADLINE):
+        await advertised.wait_until(lambda: advertised.version == 2)
+        assert not watch.was_ready
+        service.goes.set()
+        await advertised.wait_until(lambda: watch.was_ready)
+    task.cancel()
+    await asyncio.wait({task})
+
+
+@pytest.mark.parametrize(("text", "selected"), [("1", [device(1).id]), ("GPU-none", [])])
+async def test_only_selected_devices_are_followed_and_an_empty_selection_is_logged(
+    text: str, selected: list[str]
+) -> None:
+    stream, advertised = io.StringIO(), AdvertisedDevices()
+    watch = ServiceWatch(
+        Service(snapshot(device(0), device(1))),
+        advertised,
+        times=TIMES,
+        log=create_logger("json", "info", stream),
+        clock=time.monotonic,
+        selection=DeviceSelection.parse(text),
+    )
+    task = asyncio.create_task(watch.run())
+    async with asyncio.timeout(DEADLINE):
+        await advertised.wait_until(lambda: advertised.version > 0)
+    assert [each.id for each in advertised.devices] == selected
+    task.cancel()
+    await asyncio.wait({task})
+    logged = [json.loads(line) for line in stream.getvalue().splitlines()]
+    warnings = [each["devices"] for each in logged if each["event"] == "devices.none-selected"]
+    assert warnings == ([] if selected else [[f"{each.index}={each.id}" for each in (device(0), device(1))]])

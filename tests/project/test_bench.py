@@ -107,6 +107,17 @@ def test_target_at_its_limit_is_met_and_a_missed_target_has_a_cause() -> None:
     assert missed.cause
 
 
+def test_driver_that_sends_requests_at_rest_misses_its_target() -> None:
+    rows = [Amount("claim-idle.requests", "requests", each, "a minute") for each in (0.0, 1.0)]
+    idle, busy = (evaluate_targets((), [each])[0] for each in rows)
+    assert (idle.name, idle.met, busy.met) == ("claim-idle.requests", True, False)
+
+
+def test_taint_target_is_judged_by_its_p99() -> None:
+    met, missed = (evaluate_targets([timing("taint.devices-16", each)], ())[0] for each in (50.0, 51.0))
+    assert (met.name, met.met, missed.met) == ("taint", True, False)
+
+
 def test_command_target_is_judged_by_the_slowest_command() -> None:
     (target,) = evaluate_targets([timing("command.version", 60.0, 80.0), timing("command.devices", 130.0, 80.0)], ())
     assert (target.name, target.met) == ("command", False)

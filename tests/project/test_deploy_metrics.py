@@ -34,6 +34,8 @@ from tests.pods import only_with
 from tests.project.test_deploy import parsed
 
 METRICS = DEPLOY / "kubernetes" / "metrics"
+DRA = DEPLOY / "kubernetes" / "dra"
+DRA_METRICS = DEPLOY / "kubernetes" / "dra-metrics"
 STATIC = DEPLOY / "prometheus" / "scrape.yaml"
 DROP_IN = "scrubber-plugin.service.d/metrics.conf"
 PAGE = (ROOT / "docs" / "deploying.md").read_text().partition("\n## Metrics\n")[2].partition("\n## ")[0]
@@ -127,6 +129,31 @@ def test_pod_monitors_select_both_programs_and_set_the_labels_of_the_dashboards(
                 {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"},
             ],
         }
+
+
+def test_dra_driver_is_scraped_in_place_of_the_plugin_and_with_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = copy.deepcopy(documents(BASE))
+    for directory in (METRICS, DRA, DRA_METRICS):
+        for name in yaml_of(directory)["resources"]:
+            found += yaml.safe_load_all((directory / name).read_text())
+        patch_all(found, directory)
+    built = {(each["kind"], value_of(each, "name")): each for each in found}
+    pod = built["DaemonSet", "scrubber-dra"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    environment = {each["name"]: each.get("value", "some-value") for each in container["env"]}
+    command, values = parsed(container["args"], monkeypatch, environment)
+    assert command == "dra"
+    assert Address.parse(daemon_options.DRIVER_METRICS_ADDRESS) == Address("127.0.0.1", 9466)
+    assert Address.parse(values["metrics_address"]) == Address("0.0.0.0", 9466)
+    assert container["ports"] == [{"name": "metrics", "containerPort": 9466}]
+    assert (
+        built["NetworkPolicy", "metrics"]["spec"]["podSelector"]["matchLabels"].items()
+        <= pod["metadata"]["labels"].items()
+    )
+    monitors = {name: each["spec"] for (kind, name), each in built.items() if kind == "PodMonitor"}
+    assert set(monitors) == {"scrubber", "scrubber-dra"}
+    replaced = of_kind("PodMonitor")["scrubber-plugin"]["spec"]
+    assert monitors["scrubber-dra"] == replaced | {"selector": {"matchLabels": pod["metadata"]["labels"]}}
 
 
 def test_every_manifest_of_the_metrics_component_is_in_its_kustomization_and_namespace() -> None:

@@ -64,14 +64,22 @@ def test_driver_mounts_its_own_directories_only() -> None:
     )
 
 
-def test_device_plugin_does_not_run_beside_the_driver() -> None:
-    (patch,) = yaml_of(DRA)["patches"]
-    assert yaml.safe_load(patch["patch"]) == {
-        "$patch": "delete",
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {"name": "scrubber-plugin"},
-    }
+def test_component_runs_the_driver_in_place_of_the_plugin_and_leaves_the_rest_of_the_base() -> None:
+    def named(objects: list[Document]) -> list[tuple[str, str]]:
+        return sorted((each["kind"], value_of(each, "name")) for each in objects)
+
+    built = [*documents(DRA), *added()]
+    workloads = [name for kind, name in named(built) if kind == "DaemonSet"]
+    assert workloads == ["scrubber", "scrubber-dra"]
+    kept = [each for each in named(documents(BASE)) if each != ("DaemonSet", "scrubber-plugin")]
+    assert named(documents(DRA)) == kept
+    assert len(named(built)) == len(set(named(built)))
+
+
+def test_component_names_the_namespace_because_that_of_the_base_applies_to_the_base_only() -> None:
+    namespaced = [each for each in added() if each["kind"] in ("ServiceAccount", "DaemonSet", "NetworkPolicy")]
+    assert len(namespaced) == 3
+    assert {each["metadata"].get("namespace") for each in namespaced} == {yaml_of(BASE)["namespace"]}
 
 
 def test_role_is_bound_to_the_drivers_account() -> None:

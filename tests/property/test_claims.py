@@ -1,9 +1,9 @@
 """The invariants of the design with resource claims, in a simulated cluster in which everything fails in every order.
 
 Claims are prepared, shared and released, pods with and without claims follow each other on the same devices, tenants are
-deleted by force and compute on, the kubelet forgets what is prepared, and the service is killed at any of its writes. The
-laws of ``tests/simulation/laws.py`` check every step; at the end every pod that can start has to start, and every claim whose
-pods are gone has to be released.
+deleted by force and compute on, the kubelet forgets what is prepared, the driver is killed or updated while it answers, and
+the service is killed at any of its writes. The laws of ``tests/simulation/laws.py`` check every step; at the end every pod that
+can start has to start, and every claim whose pods are gone has to be released.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ ACTS: Mapping[str, tuple[int, Draw]] = {
     "the_driver_reports_pods": (2, _some(choice=range(6))),
     "a_pod_is_deleted": (5, ACTS_OF_PODS["a_pod_is_deleted"][1]),
     "the_kubelet_starts_again": (2, _some()),
+    "the_driver_ends": (2, _some(away=(0.2, 3.0, 40.0))),
+    "the_driver_is_updated": (2, _some()),
+    "the_cdi_files_are_lost": (1, _some(away=(0.2, 3.0))),
+    "every_process_is_killed": (2, _some(away=(0.2, 3.0, 20.0))),
     "the_service_ends": (3, ACTS_OF_PODS["the_service_ends"][1]),
     "the_service_will_be_killed_at_a_write": (3, ACTS_OF_PODS["the_service_will_be_killed_at_a_write"][1]),
 }

@@ -2,7 +2,7 @@
 
 The kubelet knows in memory that a claim is prepared, so it calls Prepare again after its restart and after a reboot. It calls
 Unprepare when the last pod of a claim has ended, after a forced deletion without waiting for that, again after a failure, and
-never after a success.
+never after a success. A test may let the calls go to the service directly, or through the driver's process.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import Any
 
+from plugin.dra.claim_driver import InjectedDevice
+from plugin.dra.claims import ClaimIdentity
 from scrubber.domain.assignment import Claim
 from scrubber.domain.errors import ScrubberError
 from scrubber.engine.views import ClaimRelease, GrantedDevice, PrepareClaimCall
+from tests.simulation.driver import DriverProcess, claim_object
 from tests.simulation.kubelet import RETRY_AFTER, Gone, Kubelet, Tenant
 from tests.simulation.life import start_outside_service
+from tests.simulation.service import Service
 
 __all__ = ["DRIVER", "ClaimDriver", "SimulatedClaim"]
 
@@ -36,6 +40,7 @@ class SimulatedClaim:
         devices: allocated by the scheduler.
         tenants: pods that reference it, as the kubelet knows.
         answer: of the last Prepare; the driver gets the same again, under the same boot.
+        injected: what the driver's process answered then.
         releasing: the kubelet calls Unprepare.
         released: Unprepare succeeded: the kubelet has forgotten the claim.
     """
@@ -46,21 +51,20 @@ class SimulatedClaim:
     devices: tuple[str, ...]
     tenants: list[Tenant] = field(default_factory=list)
     answer: tuple[GrantedDevice, ...] = ()
+    injected: tuple[InjectedDevice, ...] = ()
     boot: str = ""
     releasing: bool = False
     released: bool = False
     withheld: tuple[str, ...] = ()
     waits_for: list[str] = field(default_factory=list)
 
+    @property
+    def ref(self) -> ClaimIdentity:
+        return ClaimIdentity(self.namespace, self.name, self.uid)
+
     def call(self, wait: float | None = PREPARE_SECONDS) -> PrepareClaimCall:
         pods = tuple(each.pod for each in self.tenants)
         return PrepareClaimCall(Claim(self.uid, self.namespace, self.name, DRIVER, pods), self.devices, (), wait)
-
-
-class _Service(Protocol):
-    async def prepare_claim(self, call: PrepareClaimCall) -> tuple[GrantedDevice, ...]: ...
-
-    async def unprepare_claim(self, uid: str, wait: float) -> ClaimRelease: ...
 
 
 class ClaimDriver:
@@ -78,7 +82,7 @@ class ClaimDriver:
         self,
         kubelet: Kubelet,
         *,
-        service: Callable[[], _Service],
+        service: Callable[[], Service],
         granted: Callable[[Tenant, tuple[GrantedDevice, ...]], None],
         refused: Callable[[ScrubberError], None],
         boot: Callable[[], str],
@@ -94,6 +98,21 @@ class ClaimDriver:
         self._released = released
         self._numbers = count(1)
         self.claims: list[SimulatedClaim] = []
+        self.process: DriverProcess | None = None
+
+    async def use_process(self, devices: Sequence[str]) -> DriverProcess:
+        """Let the calls go through a driver's process from now on."""
+
+        def read(namespace: str, name: str) -> dict[str, Any] | None:
+            claim = next((each for each in self.claims if (each.namespace, each.name) == (namespace, name)), None)
+            if claim is None:
+                return None
+            pods = (each.pod for each in claim.tenants if each.listed)
+            return claim_object(claim.ref, DRIVER, claim.devices, devices, pods)
+
+        self.process = DriverProcess(DRIVER, devices, service=self._service, refused=self._refused, read=read)
+        await self.process.start()
+        return self.process
 
     def allocate(self, namespace: str, devices: Sequence[str]) -> SimulatedClaim:
         """Let the scheduler allocate ``devices``: to a claim without a pod yet."""
@@ -122,22 +141,35 @@ class ClaimDriver:
     # -- the kubelet -----------------------------------------------------------------------------------------------
 
     async def before_start(self, tenant: Tenant) -> None:
-        """Call Prepare, unless the kubelet knows that the claim is prepared."""
+        """Call Prepare, unless the kubelet knows that the claim is prepared.
+
+        Raises:
+            Gone: also where the runtime does not find the claim's CDI file; the kubelet does not call Prepare for that.
+        """
         claim = self.claim_of(tenant)
         if claim.uid not in self._kubelet.prepared_claims:
             await self.prepare(claim, tenant)
             if not claim.released:
                 self._kubelet.prepared_claims.add(claim.uid)
                 self._kubelet.listed_claims.add(claim.uid)
+        if self.process is not None and claim.uid not in self.process.cdi.files and not claim.released:
+            raise Gone
 
     async def prepare(
         self, claim: SimulatedClaim, tenant: Tenant, wait: float = PREPARE_SECONDS
     ) -> tuple[GrantedDevice, ...]:
-        try:
-            answer = await self._service().prepare_claim(claim.call(wait))
-        except ScrubberError as refusal:
-            self._refused(refusal)
-            raise
+        injected: tuple[InjectedDevice, ...] = ()
+        if self.process is not None:
+            injected, answer = await self.process.prepare(claim.ref)
+        else:
+            try:
+                answer = await self._service().prepare_claim(claim.call(wait))
+            except ScrubberError as refusal:
+                self._refused(refusal)
+                raise
+        if claim.injected and claim.injected != injected:
+            self._breach("dra", f"{claim.uid} was answered with {claim.injected}, and then with {injected}")
+        claim.injected = injected
         if claim.answer and claim.boot == self._boot() and not claim.releasing and answer != claim.answer:
             self._breach("dra", f"{claim.uid} was prepared with {claim.answer}, and then with {answer}")
         claim.answer, claim.boot = answer, self._boot()
@@ -165,17 +197,24 @@ class ClaimDriver:
         """Call Unprepare until it succeeds, and forget the claim."""
         while True:
             try:
-                result = await self._service().unprepare_claim(claim.uid, UNPREPARE_SECONDS)
+                done, withheld, waits_for = await self._call_unprepare(claim)
             except (ScrubberError, Gone) as refusal:
-                if isinstance(refusal, ScrubberError):
+                if isinstance(refusal, ScrubberError) and self.process is None:
                     self._refused(refusal)
             else:
-                if result.done:
-                    claim.withheld = tuple(each.device for each in result.withheld)
+                if done:
+                    claim.withheld = withheld
                     break
-                claim.waits_for.append(result.waits_for)
+                claim.waits_for.append(waits_for)
             await asyncio.sleep(RETRY_AFTER)
         self._kubelet.prepared_claims.discard(claim.uid)
         self._kubelet.listed_claims.discard(claim.uid)
         claim.released = True
         self._released(claim)
+
+    async def _call_unprepare(self, claim: SimulatedClaim) -> tuple[bool, tuple[str, ...], str]:
+        if self.process is not None:
+            progress = await self.process.unprepare(claim.ref)
+            return progress.done, tuple(each.device_id for each in progress.withheld), progress.waits_for
+        result: ClaimRelease = await self._service().unprepare_claim(claim.uid, UNPREPARE_SECONDS)
+        return result.done, tuple(each.device for each in result.withheld), result.waits_for

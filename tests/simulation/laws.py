@@ -250,8 +250,10 @@ class Laws:
         device = answer.device
         record, grant = self._ledger_store.records[device], self._ledger_store.grants.get((device, answer.grant))
         last = record.last_grant
-        if grant is not None and grant.claim is not None and last is not None:
-            last = replace(last, claim=grant.claim)  # its pods may be others since
+        if grant is not None and grant.claim is not None:
+            # Its pods may be others since, and one that joined unseen was adopted beside it.
+            held = next((each for each in record.open_grants if each.sequence == grant.sequence), None)
+            last = held and replace(held, claim=grant.claim)
         if grant is None or last != grant or record.hygiene is not Hygiene.IN_USE:
             self.breach("2", f"{device} is answered as granted and the ledger does not say so")
             return

@@ -223,9 +223,10 @@ class ProcessTable:
         return future
 
     def next_end(self, pod: str) -> asyncio.Future[None]:
-        """Return a future that is done when a process of ``pod`` ends from now on."""
+        """Return a future that is done when a process of ``pod`` ends from now on; never where it has no cgroup yet."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ended.setdefault(pod, []).append(future)
+        if any(proc.pod == pod for proc in self.procs.values()):
+            self._ended.setdefault(pod, []).append(future)
         return future
 
     def fork(self, parent: Proc) -> Proc:

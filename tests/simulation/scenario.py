@@ -20,6 +20,7 @@ from scrubber.domain.policy import BreakerRule, Policy, RequiredProof, ResetMode
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Health, Hygiene, RecoveryMethod
 from tests.simulation.cluster import DEFAULT, SimulatedCluster
+from tests.simulation.driver import DriverProcess
 from tests.simulation.faults import inject_fault
 from tests.simulation.kubelet import START_SECONDS, Gone, Tenant
 from tests.simulation.ledger_store import CrashPoint
@@ -113,12 +114,16 @@ class Scenario:
         self._loop = VirtualLoop()
         self._hosts: list[Proc] = []
         self._away = SUPERVISOR_WAITS
+        self._driver_away = SUPERVISOR_WAITS
         self.cluster: SimulatedCluster
+        self._driver: DriverProcess
 
         async def begin() -> None:
             self.cluster = SimulatedCluster(devices, policy, pace=pace)
             await self.cluster.start_service()
+            self._driver = await self.cluster.claims.use_process(tuple(self.cluster.process_table.gpus))
             start_outside_service(self._supervise(), "supervisor")
+            start_outside_service(self._supervise_driver(), "supervisor of the driver")
 
         self._loop.run_until_complete(begin())
 
@@ -128,6 +133,13 @@ class Scenario:
             self._away = SUPERVISOR_WAITS
             if not self.cluster.serving:
                 await self.cluster.start_service()
+
+    async def _supervise_driver(self) -> None:
+        while True:
+            await asyncio.sleep(self._driver_away)
+            self._driver_away = SUPERVISOR_WAITS
+            if not self._driver.is_running:
+                await self._driver.start()
 
     def play(self, plot: Plot) -> str | None:
         """Play every step, then repair the cluster; stop at the first failure and return it."""
@@ -358,6 +370,7 @@ class Scenario:
 
     def the_kubelet_starts_again(self) -> None:
         self.cluster.kubelet.restart()
+        self._driver.drop_calls()
 
     def hosts_leave(self) -> None:
         """End all processes of the host."""
@@ -389,12 +402,42 @@ class Scenario:
         """End the service. ``away``: seconds until it is restarted."""
         if how == "reboot":
             self.cluster.reboot()
+            self.lose_driver()
         elif how == "stop" and self.cluster.serving:
             assert self.cluster.service is not None
             await self.cluster.service.stop()
         else:
             self.cluster.kill()
         self._away = away
+
+    # -- the driver ------------------------------------------------------------------------------------------------
+
+    def lose_driver(self) -> None:
+        """End the driver with its CDI files, as a reboot does."""
+        self._driver.cdi.files.clear()
+        self._driver.kill()
+
+    def the_driver_ends(self, away: float) -> None:
+        """Kill the driver. ``away``: seconds until it is restarted."""
+        self._driver.kill()
+        self._driver_away = away
+
+    async def the_driver_is_updated(self) -> None:
+        """Start another instance of the driver, as a rolling update does; the old one completes its calls."""
+        if self._driver.is_running:
+            await self._driver.start()
+
+    def the_cdi_files_are_lost(self, away: float) -> None:
+        """Remove the files of all claims while the driver restarts."""
+        self.lose_driver()
+        self._driver_away = away
+
+    def every_process_is_killed(self, away: float) -> None:
+        """Kill the service, the driver and the kubelet at once; containers go on. ``away``: as elsewhere."""
+        self.cluster.kill()
+        self._away = away
+        self.the_driver_ends(away)
+        self.the_kubelet_starts_again()
 
     def the_service_will_be_killed_at_a_write(self, writes: int, durable: bool) -> None:
         self.cluster.ledger_store.point = CrashPoint(writes, durable)
@@ -439,6 +482,7 @@ class _EndWell:
         await cluster.run(10.0)  # pending events have arrived
         if any(_needs_reboot(record) for record in cluster.ledger_store.records.values()):
             cluster.reboot()
+            self._story.lose_driver()
         self._end_pods_that_only_the_driver_named()
         await self._eventually(lambda record: not self._needs_an_operator(record))
         for device, record in list(cluster.ledger_store.records.items()):
@@ -461,6 +505,16 @@ class _EndWell:
                 for proc in cluster.process_table.living(tenant.pod.uid):
                     cluster.process_table.end(proc)
 
+    def _delete_pods_of_failed_claims(self) -> None:
+        """Delete, as their refusal tells their owner, pods that wait for a device which failed while it was prepared."""
+        kubelet, claims = self._cluster.kubelet, self._cluster.claims
+        failed = [each for each in kubelet.tenants if each.waiting and each.claim is not None and each.refusals]
+        for tenant in failed:
+            if "once the claim's pods are deleted" in tenant.refusals[-1].public_message:
+                for each in claims.claim_of(tenant).tenants:
+                    if each.listed and not each.complete:
+                        kubelet.delete(each)
+
     def _needs_an_operator(self, record: DeviceRecord) -> bool:
         """Return whether the device needs an operator, or rests until the next day (an operator need not wait)."""
         if record.health is Health.CONDEMNED:
@@ -478,6 +532,7 @@ class _EndWell:
         for _ in range(120):
             await cluster.run(5.0)
             cluster.check_laws()
+            self._delete_pods_of_failed_claims()
             owed = {device for device, record in cluster.ledger_store.records.items() if counts(record)}
             waiting = [each for each in cluster.kubelet.tenants if each.waiting and owed.issuperset(each.devices)]
             # A pod that waits for a device which an operator has to release keeps its other devices as they are.

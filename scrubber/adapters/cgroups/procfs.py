@@ -126,9 +126,11 @@ class ProcFs:
 
         A listing misses threads that start or end meanwhile, so the kernel's thread count is compared as well.
         """
-        stats = [self._thread_stat(pid, thread) for thread in self._threads(pid)]
-        seen = [stat for stat in stats if stat is not None and (stat.is_dead or stat.exiting)]
-        return not stats or (len(seen) == len(stats) and seen[-1].threads <= len(seen))
+        listed = [self._thread_stat(pid, thread) for thread in self._threads(pid)]
+        left = [stat for stat in listed if stat is not None]
+        if not left:  # where threads were listed, others may have been started before these ended
+            return not listed or self.stat(pid) is None
+        return all(stat.is_dead or stat.exiting for stat in left) and left[-1].threads <= len(left)
 
     def _thread_stat(self, pid: int, thread: str) -> ProcStat | None:
         data = self._read(f"{pid}/task/{thread}/stat")

@@ -1,7 +1,9 @@
 """The stored form of the ledger's documents: every field of every stored value, named once.
 
 A change to one of these dataclasses is a change of format: increase the format number of each document that contains
-it, and :data:`scrubber.adapters.ledger.schema.SCHEMA`.
+it, and the number of :data:`scrubber.adapters.ledger.schema.CURRENT`, and add the step from the earlier schema to its
+``upgrades``. The previous minor version drops the fields that it does not know: docs/decisions/0046-upgrades.md says
+which fields may be added like that.
 """
 
 from __future__ import annotations
@@ -48,13 +50,22 @@ from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.record import ActiveWarning, BreakGlass, DeviceRecord, Grant
 from scrubber.domain.states import Cause, Health, Hygiene, RecoveryMethod
 
-__all__ = ["CERTIFICATE", "GRANT", "NODE", "PAUSE", "RECORD", "SCRUB", "decode_fields", "encode_fields"]
+__all__ = [
+    "ASSIGNMENT",
+    "CERTIFICATE",
+    "CLAIM",
+    "GRANT",
+    "NODE",
+    "PAUSE",
+    "RECORD",
+    "SCRUB",
+    "decode_fields",
+    "encode_fields",
+]
 
 _POD = dataclass_codec(Pod, namespace=TEXT, name=TEXT, uid=optional(TEXT))
-_ASSIGNMENT = dataclass_codec(
-    Assignment, pod=_POD, container=TEXT, devices=STRING_SET, resource=TEXT, shares=STRING_SET
-)
-_CLAIM = dataclass_codec(
+ASSIGNMENT = dataclass_codec(Assignment, pod=_POD, container=TEXT, devices=STRING_SET, resource=TEXT, shares=STRING_SET)
+CLAIM = dataclass_codec(
     Claim,
     uid=TEXT,
     namespace=TEXT,
@@ -69,7 +80,7 @@ _PROCESS = dataclass_codec(Process, pid=INTEGER, started=INTEGER, container=TEXT
 _GRANT = dataclass_codec(
     Grant,
     sequence=INTEGER,
-    assignment=optional(_ASSIGNMENT),
+    assignment=optional(ASSIGNMENT),
     kind=enum_codec(HandOverKind),
     at=NUMBER,
     boot=TEXT,
@@ -78,7 +89,7 @@ _GRANT = dataclass_codec(
     baseline=tuple_of(_PROCESS),
     cgroups=tuple_of(TEXT),
     started=TEXT,
-    claim=optional(_CLAIM),
+    claim=optional(CLAIM),
     path=optional(enum_codec(PathKind)),
 )
 
@@ -143,7 +154,7 @@ _RECORD = dataclass_codec(
     limits_count_from=optional(NUMBER),
     break_glass=optional(_BREAK_GLASS),
     baseline=optional(_BASELINE),
-    admin_claims=tuple_of(_CLAIM),
+    admin_claims=tuple_of(CLAIM),
 )
 
 _FINDING = dataclass_codec(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from scrubber.domain.errors import LedgerFailure
 
-__all__ = ["START_OVER_HINT", "contradiction_message", "ledger_failure"]
+__all__ = ["REFUSED_UNTIL_THEN", "START_OVER_HINT", "contradiction_message", "is_full", "ledger_failure"]
 
-_REFUSED_UNTIL_THEN = "Hand-overs are refused until then."
+REFUSED_UNTIL_THEN = "Hand-overs are refused until then."
 
 START_OVER_HINT = (
     "stop the service, move its state directory aside as evidence, and start the service with an empty one: "
@@ -20,26 +20,33 @@ START_OVER_HINT = (
 """The remedy when the ledger cannot be trusted any more."""
 
 
+def is_full(error: BaseException) -> bool:
+    """Return whether ``error`` reports that there is no space left."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _full(directory: Path) -> str:
-    return f"No space left for the ledger in {directory}; free some. {_REFUSED_UNTIL_THEN}"
+    return f"No space left for the ledger in {directory}; free some. {REFUSED_UNTIL_THEN}"
 
 
 def _read_only(directory: Path) -> str:
     return (
         f"The ledger in {directory} cannot be written, because its storage is read-only; make it writable. "
-        f"{_REFUSED_UNTIL_THEN}"
+        f"{REFUSED_UNTIL_THEN}"
     )
 
 
 def _not_ours(directory: Path, detail: object) -> str:
     return (
         f"The ledger in {directory} may not be opened ({detail}); change its owner to the service's user. "
-        f"{_REFUSED_UNTIL_THEN}"
+        f"{REFUSED_UNTIL_THEN}"
     )
 
 
 def _broken(directory: Path, detail: object) -> str:
-    return f"The storage of the ledger in {directory} failed ({detail}); check the disk. {_REFUSED_UNTIL_THEN}"
+    return f"The storage of the ledger in {directory} failed ({detail}); check the disk. {REFUSED_UNTIL_THEN}"
 
 
 def ledger_failure(error: sqlite3.Error | OSError, directory: Path) -> LedgerFailure:
@@ -52,7 +59,7 @@ def ledger_failure(error: sqlite3.Error | OSError, directory: Path) -> LedgerFai
 
 
 def _of_system(error: OSError, directory: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return _full(directory)
     if error.errno == errno.EROFS:
         return _read_only(directory)
@@ -72,7 +79,7 @@ def _of_sqlite(code: int, error: sqlite3.Error, directory: Path) -> str:
         case sqlite3.SQLITE_CORRUPT:
             return f"The ledger in {directory} is damaged ({error}); {START_OVER_HINT}"
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return f"Another program has the ledger in {directory} open ({error}); close it. {_REFUSED_UNTIL_THEN}"
+            return f"Another program has the ledger in {directory} open ({error}); close it. {REFUSED_UNTIL_THEN}"
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
             return _not_ours(directory, error)
         case sqlite3.SQLITE_CONSTRAINT:

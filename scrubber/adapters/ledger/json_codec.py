@@ -2,8 +2,9 @@
 
 A :class:`JsonCodec` encodes one type of value and decodes it; :func:`dataclass_codec` builds the codec of a dataclass
 from the codecs of its fields. Guarantee: what is encoded decodes to an equal value, and nothing is guessed. An unknown
-field, a missing one, or a value of another type is a :class:`CodecError`, never a default. A dataclass that gains a
-field without a codec fails at import, not at the first restart after an upgrade.
+field, a missing one, or a value of another type is a :class:`CodecError`, never a default. Only the conversion of a
+newer ledger drops unknown fields, and asks for that (:meth:`Document.decode_newer`). A dataclass that gains a field
+without a codec fails at import, not at the first restart after an upgrade.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
     "dataclass_codec",
     "enum_codec",
     "optional",
+    "parse_object",
     "tuple_of",
 ]
 
@@ -53,12 +55,21 @@ def canonical_json(value: Json) -> str:
     return _CANONICAL.encode(value)
 
 
+def _unchanged(json: Json) -> Json:
+    return json
+
+
 @dataclass(frozen=True, slots=True)
 class JsonCodec(Generic[T]):
-    """Encodes values of one type and decodes them; both raise :class:`CodecError` for anything else."""
+    """Encodes values of one type and decodes them; both raise :class:`CodecError` for anything else.
+
+    Attributes:
+        drop_unknown: returns JSON without the fields that ``decode`` does not know; never raises.
+    """
 
     encode: Callable[[T], Json]
     decode: Callable[[Json], T]
+    drop_unknown: Callable[[Json], Json] = _unchanged
 
 
 def _text(value: object) -> str:
@@ -108,6 +119,7 @@ def optional(codec: JsonCodec[T]) -> JsonCodec[T | None]:
     return JsonCodec(
         lambda value: None if value is None else codec.encode(value),
         lambda json: None if json is None else codec.decode(json),
+        codec.drop_unknown,
     )
 
 
@@ -137,6 +149,7 @@ def tuple_of(kind: JsonCodec[T]) -> JsonCodec[tuple[T, ...]]:
     return JsonCodec(
         lambda values: [kind.encode(value) for value in values],
         lambda json: tuple(kind.decode(item) for item in _items(json)),
+        lambda json: [kind.drop_unknown(item) for item in json] if isinstance(json, list) else json,
     )
 
 
@@ -218,7 +231,12 @@ def dataclass_codec(cls: type[T], **kinds: JsonCodec[Any]) -> JsonCodec[T]:
                 raise CodecError(f"{name}: {problem}") from None
         return cls(**values)
 
-    return JsonCodec(write, read)
+    def drop_unknown(json: Json) -> Json:
+        if not isinstance(json, dict):
+            return json
+        return {name: kinds[name].drop_unknown(value) for name, value in json.items() if name in kinds}
+
+    return JsonCodec(write, read, drop_unknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +258,29 @@ class Document(Generic[T]):
 
     def decode(self, text: str) -> T:
         """Return the value in ``text``; raises :class:`CodecError` for anything that :meth:`encode` does not write."""
-        try:
-            json_value = json.loads(text)
-        except ValueError as problem:
-            raise CodecError(f"not JSON: {problem}") from None
-        if not isinstance(json_value, dict):
-            raise CodecError("not an object")
+        json_value = parse_object(text)
         found = json_value.pop("format", None)
         if isinstance(found, bool) or found != self.format:
             raise CodecError(f"in format {found!r}; this program reads format {self.format}")
         return self.codec.decode(json_value)
+
+    def decode_newer(self, text: str) -> T:
+        """Return the value in ``text``, which may have fields of a newer format: those are dropped.
+
+        Raises:
+            CodecError: A field is missing, or has a value that this program does not know.
+        """
+        json_value = parse_object(text)
+        json_value.pop("format", None)
+        return self.codec.decode(self.codec.drop_unknown(json_value))
+
+
+def parse_object(text: str) -> dict[str, Json]:
+    """Return the JSON object in ``text``; raises :class:`CodecError` if it is none."""
+    try:
+        json_value = json.loads(text)
+    except ValueError as problem:
+        raise CodecError(f"not JSON: {problem}") from None
+    if not isinstance(json_value, dict):
+        raise CodecError("not an object")
+    return json_value

@@ -1,7 +1,8 @@
 """Reading a ledger that no service has open: a copy provided to an auditor, or the one on a stopped node.
 
 Guarantee: the original is not modified. A database in write-ahead mode cannot be read without writing next to it, and
-evidence must not be written to, so all work is done on a copy.
+evidence must not be written to, so all work is done on a copy. The copy of a ledger that another version wrote is
+converted; that changes no row of its audit log.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import time
 
 from scrubber.adapters.ledger.chain import ChainReport
+from scrubber.adapters.ledger.conversion import convert
 from scrubber.adapters.ledger.failures import ledger_failure
 from scrubber.adapters.ledger.json_codec import CodecError
 from scrubber.adapters.ledger.pages import first_page, next_page
@@ -33,7 +36,7 @@ def verify_ledger(directory: Path) -> ChainReport:
     """Check the audit chain of the ledger in ``directory``.
 
     Raises:
-        LedgerFailure: There is no ledger, or it is damaged, newer or not readable as one.
+        LedgerFailure: There is no ledger, or it is damaged, or this version cannot read it.
         AlreadyRunning: A service has it open; query that service, or stop it first.
     """
     with _open_copy(directory) as connection:
@@ -66,6 +69,7 @@ def _open_copy(directory: Path) -> Iterator[sqlite3.Connection]:
             _copy_file(place.database, copy)
             if place.log.exists():
                 _copy_file(place.log, copy.with_name(place.log.name))
+            convert(StateDirectory(copy.parent), time(), reported_directory=directory)
             connection = open_database(copy, reported_directory=directory)
             try:
                 yield connection

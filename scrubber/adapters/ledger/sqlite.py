@@ -17,10 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import TypeVar
 
-from scrubber.adapters.ledger.failures import START_OVER_HINT, contradiction_message, ledger_failure
+from scrubber.adapters.ledger.conversion import Conversion, convert
+from scrubber.adapters.ledger.failures import START_OVER_HINT, contradiction_message, is_full, ledger_failure
 from scrubber.adapters.ledger.json_codec import CodecError
 from scrubber.adapters.ledger.pages import check_before, first_page, next_page
 from scrubber.adapters.ledger.queries import (
@@ -32,7 +33,7 @@ from scrubber.adapters.ledger.queries import (
 )
 from scrubber.adapters.ledger.reserve import RESERVE_BYTES, DiskReserve
 from scrubber.adapters.ledger.retention import MAX_AUDIT_ROWS, MAX_BYTES, Retention
-from scrubber.adapters.ledger.schema import create_database, open_database
+from scrubber.adapters.ledger.schema import CURRENT, Schema, create_database, open_database
 from scrubber.adapters.ledger.state_directory import FileIdentity, StateDirectory, filesystem_magic
 from scrubber.adapters.ledger.transaction import store_change
 from scrubber.domain.errors import FatalError, LedgerFailure
@@ -69,8 +70,11 @@ class SqliteLedger:
         reserve_bytes: space reserved for a full disk; while there is no room for it nothing is granted.
         filesystem: returns the file system type of a directory (``f_type`` of statfs).
         observe: called for every change with the seconds that it took and whether it was stored. Must not raise.
+        schema: what it contains; a ledger with another schema is converted.
+        wall: wall-clock seconds.
 
     Attributes:
+        conversion: how :meth:`load` converted a ledger that another version wrote; None if that was not necessary.
         size_bytes: size of the database and its log, as of the last change; None before a load.
     """
 
@@ -83,6 +87,8 @@ class SqliteLedger:
         reserve_bytes: int = RESERVE_BYTES,
         filesystem: Callable[[Path], int] = filesystem_magic,
         observe: Callable[[float, bool], object] = lambda seconds, stored: None,
+        schema: Schema = CURRENT,
+        wall: Callable[[], float] = time,
     ) -> None:
         self._directory = StateDirectory(directory, filesystem)
         self._retention = Retention(max_audit_rows, max_bytes)
@@ -96,14 +102,17 @@ class SqliteLedger:
         self._health = "ok"
         self._head = CHAIN_START
         self._observe = observe
+        self._schema = schema
+        self._wall = wall
+        self.conversion: Conversion | None = None
         self.size_bytes: int | None = None
 
     async def load(self) -> LedgerState:
         """Lock the directory, check everything in it, and return its state.
 
         Raises:
-            LedgerFailure: The ledger is corrupt, truncated, missing, newer than this program, or its audit chain is
-                broken.
+            LedgerFailure: The ledger is corrupt, truncated, missing, cannot be converted for this program, or its audit
+                chain is broken.
             AlreadyRunning: Another process owns it.
             InvalidConfiguration: The directory is not suitable for a ledger.
         """
@@ -228,9 +237,10 @@ class SqliteLedger:
         self._lock = self._directory.lock()
         try:
             self._reserve.allocate()
-            self._directory.ensure_database(create_database)
+            self._directory.ensure_database(partial(create_database, schema=self._schema))
+            self.conversion = convert(self._directory, self._wall(), self._schema)
             before = self._directory.file_identities()
-            self._connection = open_database(self._directory.database)
+            self._connection = open_database(self._directory.database, self._schema)
             self._directory.check_unchanged({path: before[path] for path in before if path != self._directory.log})
             self._files = (
                 self._directory.file_identities()
@@ -247,7 +257,7 @@ class SqliteLedger:
         try:
             self._store(connection, change)
         except sqlite3.OperationalError as error:
-            if change.grants or not _is_full(error):
+            if change.grants or not is_full(error):
                 raise
             self._store_using_reserve(connection, change, error)
         self._refill_reserve()
@@ -272,7 +282,7 @@ class SqliteLedger:
             try:
                 self._store(connection, change)
             except sqlite3.OperationalError as error:
-                if not _is_full(error):
+                if not is_full(error):
                     raise
             else:
                 return
@@ -318,7 +328,3 @@ class SqliteLedger:
             self._reserve.close()
             if lock is not None:
                 os.close(lock)
-
-
-def _is_full(error: sqlite3.Error) -> bool:
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_FULL

@@ -44,6 +44,8 @@ UNSUPPORTED_FILESYSTEMS = {
 FileIdentity = tuple[int, int]
 """Device and inode of a file."""
 
+_COPY_PREFIX = "ledger-schema-"
+
 _MARKER_TEXT = "A scrub ledger lives here, in ledger.db. If that file is missing, records were lost.\n"
 
 
@@ -77,6 +79,7 @@ class StateDirectory:
         self.database = directory / "ledger.db"
         self.log = directory / "ledger.db-wal"
         self.temporary_database = directory / "ledger.db.new"
+        self.temporary_log = directory / "ledger.db.new-wal"
         self.marker = directory / "ledger.marker"
         self.lock_file = directory / "ledger.lock"
         self.reserve = directory / "ledger.reserve"
@@ -181,6 +184,47 @@ class StateDirectory:
                     "messages; hand-overs are refused until then."
                 )
 
+    def copy_of(self, schema: int) -> Path:
+        """Return the path of the copy that is kept of a ledger with the number ``schema``."""
+        return self.directory / f"{_COPY_PREFIX}{schema}.db"
+
+    def copies(self) -> dict[int, Path]:
+        """Return the copies of ledgers with other schemas, by the number of the schema."""
+        found = {path.stem.removeprefix(_COPY_PREFIX): path for path in self.directory.glob(f"{_COPY_PREFIX}*.db")}
+        return {int(number): path for number, path in found.items() if number.isascii() and number.isdecimal()}
+
+    def replace_database(self, schema: int) -> Path:
+        """Put the temporary database into the place of the database, and keep that one as the copy of ``schema``.
+
+        Durable on return. A crash at any moment leaves a complete database: the earlier one, or the new one.
+
+        Precondition: the lock is held, both databases are complete and closed, and neither has a log.
+
+        Raises:
+            LedgerFailure: The database has a log, without which its file is not complete.
+            OSError: Any error reported by the storage; nothing was replaced.
+        """
+        for log in (self.log, self.temporary_log):
+            if log.exists() and log.stat().st_size:
+                raise LedgerFailure(
+                    f"{log} could not be written into its database; check the disk, and start the service again."
+                )
+            log.unlink(missing_ok=True)
+        copy = self.copy_of(schema)
+        copy.unlink(missing_ok=True)
+        os.link(self.database, copy)
+        self._flush(copy)
+        self._flush(self.temporary_database)
+        self._flush(self.directory)
+        self.temporary_database.rename(self.database)
+        self._flush(self.directory)
+        return copy
+
+    def remove_temporary_database(self) -> None:
+        """Remove what an unfinished conversion has left."""
+        for leftover in self.directory.glob(self.temporary_database.name + "*"):
+            leftover.unlink()
+
     def ensure_database(self, create: Callable[[Path], None]) -> None:
         """Ensure that the database exists: the existing one or, in a location that never had one, a new one.
 
@@ -193,8 +237,7 @@ class StateDirectory:
         Raises:
             LedgerFailure: There was a ledger here and its database is missing or empty.
         """
-        for leftover in self.directory.glob(self.temporary_database.name + "*"):
-            leftover.unlink()
+        self.remove_temporary_database()
         if self.database.exists():
             if self.database.stat().st_size == 0:
                 raise LedgerFailure(
@@ -207,8 +250,7 @@ class StateDirectory:
                     f"ledger.db is missing in {self.directory}, but {' and '.join(remains)} shows that a "
                     f"ledger existed; {START_OVER_HINT}"
                 )
-            os.close(os.open(self.temporary_database, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            create(self.temporary_database)
+            self.create_temporary_database(create)
             self._flush(self.temporary_database)
             self.temporary_database.rename(self.database)
             self._flush(self.directory)
@@ -220,6 +262,11 @@ class StateDirectory:
             finally:
                 os.close(descriptor)
             self._flush(self.directory)
+
+    def create_temporary_database(self, create: Callable[[Path], None]) -> None:
+        """Have ``create`` write a complete database at the temporary path, where it finds an empty, private file."""
+        os.close(os.open(self.temporary_database, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        create(self.temporary_database)
 
     @staticmethod
     def _flush(path: Path) -> None:

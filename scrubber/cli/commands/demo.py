@@ -33,6 +33,9 @@ def demo(
             "that it prints.",
         ),
     ] = False,
+    dra: Annotated[
+        bool, typer.Option("--dra", help="Have pods request devices by resource claims, with the DRA driver.")
+    ] = False,
 ) -> None:
     """Run the demo scenario.
 
@@ -40,4 +43,4 @@ def demo(
     """
     from scrubber.emulator.scenario import main
 
-    raise typer.Exit(main(keep=keep, directory=directory, stay=stay))
+    raise typer.Exit(main(keep=keep, directory=directory, stay=stay, dra=dra))

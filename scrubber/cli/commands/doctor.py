@@ -23,9 +23,10 @@ from scrubber.cli.exit_codes import ExitCode
 from scrubber.cli.options import NoHeadersOption, OutputOption, SocketOption
 from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, print_result
 from scrubber.doctor.checks import check_node
+from scrubber.doctor.deployment import find_drivers
 from scrubber.doctor.kubelet import pod_resources_socket
-from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, Recommendation
-from scrubber.doctor.queries import query_kubelet, query_service
+from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, ClusterReport, Recommendation
+from scrubber.doctor.queries import query_cluster, query_kubelet, query_service
 
 __all__ = ["add_commands", "report"]
 
@@ -160,7 +161,16 @@ async def _gather_node(
         cgroups=node.path("/sys/fs/cgroup"),
         device_ids=[each.id for each in service.devices or ()],
     )
-    return replace(node, kubelet=kubelet)
+    return replace(node, kubelet=kubelet, cluster=await _query_cluster(node))
+
+
+async def _query_cluster(node: CheckContext) -> ClusterReport | None:
+    """Return the API server's reply to our DRA driver; None where none runs, or its process cannot be read."""
+    try:
+        drivers = find_drivers(node)
+    except OSError:  # the check dra-driver reports it
+        return None
+    return await query_cluster(drivers[0]) if drivers else None
 
 
 def _worst(checks: Sequence[CheckResult]) -> CheckLevel:

@@ -15,6 +15,7 @@ from scrubber.cli.commands.plugin import (
     CdiHookOption,
     ContainerDriverRootOption,
     DevRootOption,
+    DriverReadyOption,
     DriverRootOption,
     GdrcopyOption,
     GdsOption,
@@ -22,6 +23,7 @@ from scrubber.cli.commands.plugin import (
 )
 from scrubber.cli.daemon_options import (
     DRIVER_METRICS_ADDRESS,
+    DriverDevicesOption,
     DriverMetricsAddressOption,
     DriverMetricsCertOption,
     DriverMetricsClientCaOption,
@@ -29,10 +31,11 @@ from scrubber.cli.daemon_options import (
     DriverProbeAddressOption,
     LogFormatOption,
     LogLevelOption,
+    TracesOption,
 )
 from scrubber.cli.options import SocketOption
 from scrubber.cli.startup import load_structlog_without_rich, restore_gc, silence_grpc_logs
-from scrubber.config.settings import Address, LogFormat, LogLevel, MetricsTls
+from scrubber.config.settings import Address, LogFormat, LogLevel, MetricsTls, TraceExport
 
 __all__ = ["add_commands"]
 
@@ -96,10 +99,21 @@ def dra(
         ),
     ] = None,
     socket: SocketOption = Path("/run/scrubber"),
+    devices: DriverDevicesOption = "",
+    binding_conditions: Annotated[
+        bool,
+        typer.Option(
+            "--binding-conditions",
+            envvar="SCRUBBER_DRA_BINDING_CONDITIONS",
+            help="Bind pods to devices that are being cleaned only once they are clean. The driver then watches all "
+            "resource claims of the cluster.",
+        ),
+    ] = False,
     nvidia_driver_root: DriverRootOption = None,
     nvidia_dev_root: DevRootOption = None,
     driver_root_ctr_path: ContainerDriverRootOption = None,
     nvidia_cdi_hook_path: CdiHookOption = None,
+    driver_ready_file: DriverReadyOption = None,
     cdi_disable_hooks: CdiDisableHooksOption = None,
     cdi_feature_flags: CdiFeatureFlagsOption = None,
     gdrcopy_enabled: GdrcopyOption = None,
@@ -110,6 +124,7 @@ def dra(
     metrics_key: DriverMetricsKeyOption = None,
     metrics_client_ca: DriverMetricsClientCaOption = None,
     probe_address: DriverProbeAddressOption = "",
+    traces: TracesOption = TraceExport.OFF,
     log_format: LogFormatOption = LogFormat.AUTO,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
@@ -120,6 +135,7 @@ def dra(
     """
     silence_grpc_logs()
     load_structlog_without_rich()
+    from plugin.device_selection import DeviceSelection
     from plugin.dra.main import DriverSettings, run
     from plugin.dra.paths import DriverSocketPaths
     from plugin.dra.settings import driver_credentials
@@ -137,19 +153,27 @@ def dra(
         disabled_cdi_hooks=cdi_disable_hooks,
     )
     specs = Path(cdi_dir or nvidia_settings.CDI_DIRECTORY).absolute()
+    source = nvidia_settings.NvidiaSettingsSource(
+        options, driver_ready=driver_ready_file.absolute() if driver_ready_file else None, cdi_directory=specs
+    )
     settings = DriverSettings(
         paths=DriverSocketPaths(driver_name, kubelet_plugins_dir.absolute(), registry_dir.absolute(), pod_uid),
         node_name=node_name,
         credentials=driver_credentials(node_name, kubeconfig),
         cdi_dir=specs,
         socket=socket.absolute(),
-        nvidia=nvidia_settings.NvidiaSettingsSource(options, cdi_directory=specs).load(),
+        devices=DeviceSelection.parse(devices),
+        binding_conditions=binding_conditions,
+        nvidia=source.load(),
+        reload_nvidia=source.load,
+        follow_driver=source.follow_driver if driver_ready_file else None,
         log_format=log_format.value,
         log_level=log_level.value,
         metrics_address=Address.parse(metrics_address or DRIVER_METRICS_ADDRESS),
         metrics_required=metrics_address is not None,
         metrics_tls=MetricsTls.from_flags(metrics_cert, metrics_key, metrics_client_ca),
         probe_address=Address.parse(probe_address),
+        traces=traces,
     )
     restore_gc()
     raise typer.Exit(asyncio.run(run(settings)))

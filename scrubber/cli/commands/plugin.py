@@ -19,6 +19,7 @@ from scrubber.cli.daemon_options import (
     KubeletDirOption,
     LogFormatOption,
     LogLevelOption,
+    PluginDevicesOption,
     PluginMetricsAddressOption,
     PluginMetricsCertOption,
     PluginMetricsClientCaOption,
@@ -142,7 +143,7 @@ ContainerDriverRootOption = Annotated[
         "--container-driver-root",
         envvar=["DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"],
         metavar="DIR",
-        help="Root directory of the driver as seen by the plugin.",
+        help="Root directory of the driver as seen by this program.",
         show_default="/driver-root if it exists, otherwise the driver's root",
     ),
 ]
@@ -448,6 +449,7 @@ def plugin(
             show_default="nvidia.com/gpu on NVIDIA, scrubber.dev/gpu on a simulated node",
         ),
     ] = "",
+    devices: PluginDevicesOption = "",
     registration: Annotated[
         RegistrationChoice,
         typer.Option(
@@ -520,6 +522,7 @@ def plugin(
     from plugin.cluster.deploy_labels import parse_label_keys
     from plugin.cluster.pause_labels import LeaseName, parse_pause_labels
     from plugin.cluster.taint import NodeTaint
+    from plugin.device_selection import DeviceSelection
     from plugin.main import PluginSettings, run
     from plugin.nvidia import settings as nvidia_settings
     from plugin.nvidia.injection import Feature
@@ -556,6 +559,7 @@ def plugin(
         kubelet_dir=nvidia_settings.kubelet_dir_of(kubelet_socket, kubelet_dir, KUBELET_DIR).absolute(),
         socket=socket.absolute(),
         resource_name=resource_name,
+        devices=DeviceSelection.parse(devices),
         registration=registration.value,
         log_format=log_format.value,
         log_level=log_level.value,

@@ -53,6 +53,9 @@ Admission = Callable[[str, ResourceType, Json | None, Json | None, Account], str
 The operation is ``CREATE``, ``UPDATE`` or ``DELETE``, and the object is None for the last.
 """
 
+LogReader = Callable[[str, str], str]
+"""(UID of the pod, container) → what the container's last run has printed; raises :class:`StatusError`."""
+
 
 class EmulatedApi:
     """The objects of the cluster, and the only way to change them.
@@ -83,6 +86,8 @@ class EmulatedApi:
         self.store = ObjectStore()
         self.types = list(RESOURCE_TYPES)
         self.admission: list[Admission] = []
+        self.log_readers: dict[str, LogReader] = {}
+        """The kubelets of the cluster, by the name of their node."""
         self.now = now
         self._rng = rng or random.Random()
         self._owners: dict[tuple[ResourceType, Key], FieldOwners] = {}
@@ -138,6 +143,22 @@ class EmulatedApi:
         changes = [change for change in self.store.changes_since(version) if change.kind is kind]
         events = [_watch_event(change.before, change.after, selected) for change in changes]
         return [event for event in events if event is not None], self.store.version
+
+    def read_log(self, name: str, namespace: str, container: str) -> str:
+        """Return what a container of a pod has printed in its last run; ``container`` may be empty if it has one only."""
+        pod = self.get(PODS, name, namespace)
+        names = [each["name"] for each in pod["spec"]["containers"]]
+        if not container and len(names) > 1:
+            message = f"a container name must be specified for pod {name}, choose one of: [{' '.join(names)}]"
+            raise StatusError(400, "BadRequest", message)
+        container = container or names[0]
+        inits = [each["name"] for each in pod["spec"].get("initContainers") or []]
+        if container not in (*names, *inits):
+            raise StatusError(400, "BadRequest", f"container {container} is not valid for pod {name}")
+        reader = self.log_readers.get(pod["spec"].get("nodeName", ""))
+        if reader is None:
+            raise StatusError(400, "BadRequest", f"pod {name} does not have a host assigned")
+        return reader(pod["metadata"]["uid"], container)
 
     def _existing(self, kind: ResourceType, name: str, namespace: str) -> Json:
         found = self.store.get(kind, name, namespace)

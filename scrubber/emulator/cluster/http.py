@@ -32,12 +32,13 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """One answer: a JSON document, or lines of JSON as they come."""
+    """One answer: a document, by default JSON, or lines of JSON as they come."""
 
     code: int
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
     lines: AsyncIterator[bytes] | None = None
+    content_type: str = "application/json"
 
 
 class Hang(Exception):
@@ -106,7 +107,7 @@ class HttpConnection:
                 return None
 
     async def _respond(self, response: HttpResponse) -> None:
-        headers = [("Content-Type", "application/json"), *response.headers]
+        headers = [("Content-Type", response.content_type), *response.headers]
         if response.lines is None:
             headers.append(("Content-Length", str(len(response.body))))
         self._send(h11.Response(status_code=response.code, headers=headers))

@@ -270,6 +270,9 @@ class ApiServer:
             options = _decoded(request).get("deleteOptions") or {}
             api.delete(kind, name, namespace, options=options, account=account)
             return _json({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}, 201)
+        if target.subresource == "log" and kind is PODS and target.verb == "get":
+            text = api.read_log(name, namespace, request.query.get("container", ""))
+            return HttpResponse(200, text.encode(), content_type="text/plain")
         if target.subresource not in ("", *(("status",) if kind.has_status else ())):
             raise StatusError(404, "NotFound", "the server could not find the requested resource")
         selection = Selection(namespace, request.query.get("fieldSelector", ""), request.query.get("labelSelector", ""))

@@ -7,11 +7,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from scrubber.domain.assignment import Trust
+from scrubber.domain.binding import binding_state
 from scrubber.domain.claims import shares_against_policy
 from scrubber.domain.device import Device
 from scrubber.domain.policy import Enforcement, QuarantineTiming
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Hygiene
+from scrubber.domain.taints import DeviceCondition, taint_reasons
 from scrubber.engine import refusals
 from scrubber.engine.breaker import CircuitBreaker
 from scrubber.engine.dependencies import Dependencies
@@ -102,7 +104,7 @@ class DeviceController:
 
     @property
     def view(self) -> DeviceView:
-        job = self.state.job
+        job, condition = self.state.job, self._condition
         return DeviceView(
             self.state.device,
             self.state.record,
@@ -114,6 +116,8 @@ class DeviceController:
             holders=self.occupancy.holders,
             withheld=self._withheld_message,
             uninspected_processes=self.scrubs.uninspected_processes,
+            taints=taint_reasons(self.state.record, self.state.policy, condition),
+            binding=binding_state(self.state.record, self.state.policy, condition),
         )
 
     @property
@@ -166,6 +170,16 @@ class DeviceController:
         if self.health.reported_fault and self.state.record.advertised and not self.advertised:
             return refusals.fault_reported_message(self.id, self.health.reported_fault)
         return ""
+
+    @property
+    def _condition(self) -> DeviceCondition:
+        since = self.state.dirty_since
+        return DeviceCondition(
+            fault_reported=bool(self.health.reported_fault),
+            held=self.is_withheld,
+            shared=self.is_shared_against_policy,
+            dirty_seconds=None if since is None else self._clock.monotonic() - since,
+        )
 
     def _is_still_given(self) -> bool:
         """Whether the kubelet still assigns the device to a granted pod, as far as known; if not, it would offer it."""

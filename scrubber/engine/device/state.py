@@ -44,6 +44,7 @@ class DeviceState:
         allocations: number of ``Allocate`` calls, so that a grant resolves only those that it knew of.
         retired: the device left the node; nothing is granted, scrubbed or committed any more.
         wake: set when something changed that the recovery loop must check.
+        dirty_since: monotonic time since which the device is free and not clean; None: it is clean, or in use.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class DeviceState:
         self._waiting: Pod | None = None
         self.retired = False
         self.wake = asyncio.Event()
+        self.dirty_since: float | None = None
+        self._note_hygiene(record)
 
     @property
     def record(self) -> DeviceRecord:
@@ -143,9 +146,16 @@ class DeviceState:
         """Apply a record that was committed to the ledger. The caller holds the lock."""
         assert self.lock.locked()
         self._record = record
+        self._note_hygiene(record)
         self._breaker.invalidate()
         self.wake.set()
         self.on_change()
+
+    def _note_hygiene(self, record: DeviceRecord) -> None:
+        if record.hygiene not in (Hygiene.DIRTY, Hygiene.SCRUBBING):
+            self.dirty_since = None
+        elif self.dirty_since is None:
+            self.dirty_since = self._dependencies.clock.monotonic()
 
     def apply_grant(self, record: DeviceRecord, allocations: int) -> None:
         """Apply a record with a new grant, which resolves the allocations it knew of. The caller holds the lock."""

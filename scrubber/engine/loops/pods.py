@@ -64,14 +64,15 @@ async def watch_pods(node: Node, *, dependencies: Dependencies, interval: float)
 
 async def follow_pod_ends(node: Node, *, dependencies: Dependencies) -> None:
     """Release devices as soon as the kernel shows that their pods have ended."""
-    following: dict[tuple[Pod, str], asyncio.Task[None]] = {}
+    following: dict[tuple[Pod, str, bool], asyncio.Task[None]] = {}
     failures = _WatchFailures(dependencies)
     version = 0
     async with asyncio.TaskGroup() as group:
         while True:
-            # The container that was started is part of the key: the pod may have ended before it was identified.
+            # The container that was started is part of the key: the pod may have ended before it was identified. So is
+            # whether the kubelet lists a claim for the pod: only then is it certain that the pod's cgroup exists.
             starts = {
-                (pod, grant.started)
+                (pod, grant.started, grant.claim is not None and pod in grant.claim.listed_pods)
                 for record in node.devices.records()
                 if record.hygiene is Hygiene.IN_USE
                 for grant in record.open_grants
@@ -81,11 +82,11 @@ async def follow_pod_ends(node: Node, *, dependencies: Dependencies) -> None:
             for start in following.keys() - starts:
                 following.pop(start).cancel()
             for start in starts - following.keys():
-                pod, _ = start
+                pod = start[0]
                 following[start] = group.create_task(
                     _follow_pod_end(node, pod, failures, dependencies), name=f"end of pod {pod.uid}"
                 )
-            failures.keep({pod for pod, _ in starts})
+            failures.keep({pod for pod, _, _ in starts})
             version = (await node.wait_for_change(version)).version
 
 

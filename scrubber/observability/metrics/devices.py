@@ -62,6 +62,7 @@ class DeviceMetrics:
         self._break_glass = SnapshotMetric(declared.BREAK_GLASS_ACTIVE)
         self._break_glass_end = SnapshotMetric(declared.BREAK_GLASS_EXPIRY)
         self._enforcement = SnapshotMetric(declared.DEVICES)
+        self._claims = SnapshotMetric(declared.CLAIMS)
         self._coverage = SnapshotMetric(declared.MEMORY_COVERAGE)
         self._rate = SnapshotMetric(declared.CLEAR_RATE)
         self._steps = SnapshotMetric(declared.LAST_SCRUB_STEP_DURATION)
@@ -82,7 +83,15 @@ class DeviceMetrics:
         )
         self.members = (
             *(member for member, _ in self._by_record),
-            *(self._enforcement, self._coverage, self._rate, self._steps, self._xids, self._xid_last_seen),
+            *(
+                self._enforcement,
+                self._claims,
+                self._coverage,
+                self._rate,
+                self._steps,
+                self._xids,
+                self._xid_last_seen,
+            ),
         )
         self.update(())
 
@@ -95,6 +104,7 @@ class DeviceMetrics:
             self._devices = devices
             for member, series in self._by_record:
                 member.series = {(each.device.id, *labels): value for each in devices for labels, value in series(each)}
+            self._claims.series = _claims(devices)
             self._enforcement.series = {(mode,): sum(each.enforcement is mode for each in devices) for mode in _MODES}
         present = {each.device.id for each in devices}
         kept = [(device, each) for device, each in list(self._histories.items()) if device in present]
@@ -144,6 +154,14 @@ class DeviceMetrics:
         while len(self._histories) > MAX_DEVICES:
             del self._histories[next(iter(self._histories))]
         return history
+
+
+def _claims(devices: Sequence[DeviceStatus]) -> dict[tuple[str, ...], float]:
+    """Return the number of claims by state: one is prepared as long as it is on any device."""
+    claims = [grant.claim for each in devices for grant in each.record.open_grants if grant.claim is not None]
+    prepared = {each.uid for each in claims if each.is_prepared}
+    releasing = {each.uid for each in claims} - prepared
+    return {("prepared",): float(len(prepared)), ("releasing",): float(len(releasing))}
 
 
 def _state(each: DeviceStatus) -> Iterator[tuple[tuple[str, ...], float]]:

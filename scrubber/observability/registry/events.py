@@ -96,6 +96,7 @@ def _both(name: str, level: int | None, fields: tuple[_Field, ...], description:
 
 
 _OF_A_REFUSAL: Final = ("method", "resource", "devices", "code", "message", "public_message")
+_OF_A_CLAIM: Final = (EventField("claim", "namespace and name"), "claim_uid")
 _OF_A_HEALTH_CHANGE: Final = ("device", "scrub_id", "cause", "message", "recovery_method", "tenant")
 
 _HANDOVERS: Final = (
@@ -104,7 +105,7 @@ _HANDOVERS: Final = (
         INFO,
         (
             *("device", "scrub_id", "kind", "path", "grant", "certificate", "base_certificate", "exception"),
-            *("tenant", "pod", "container", "claim", "claim_uid", "duration_seconds"),
+            *("tenant", "pod", "container", *_OF_A_CLAIM, "duration_seconds"),
         ),
         "The device was granted to its tenant. `scrub_id` is the check of this hand-over. `base_certificate` is the last "
         "scrub's certificate; it is `null` where an operator or `observe` permitted the start. `exception` is the policy's "
@@ -119,27 +120,27 @@ _HANDOVERS: Final = (
     _audited(
         "claim.unprepare-requested",
         INFO,
-        ("device", "tenant", "pod", "claim", "claim_uid"),
+        ("device", "tenant", "pod", *_OF_A_CLAIM),
         "The kubelet asked the DRA driver to unprepare the claim, or an operator ordered a scrub after all its pods were gone. "
         "The device is scrubbed as soon as the claim's pods have ended.",
     ),
     _audited(
         "claim.pods-changed",
         INFO,
-        ("device", "tenant", "claim", "claim_uid", EventField("pods", "how many")),
+        ("device", "tenant", *_OF_A_CLAIM, EventField("pods", "how many")),
         "The pods that may use the device by the claim are others than before, by the driver's word or the kubelet's list.",
     ),
     _audited(
         "claim.shared-against-policy",
         WARNING,
-        ("device", "tenant", "claim", "claim_uid", "pods", "message"),
+        ("device", "tenant", *_OF_A_CLAIM, "pods", "message"),
         "A further pod uses a claim although the policy says `sharing: never`; the kubelet starts it without a call. The device "
         "is withheld until that has ended. Use a claim for each pod.",
     ),
     _audited(
         "claim.admin-access",
         INFO,
-        ("device", "tenant", "claim", "claim_uid"),
+        ("device", "tenant", *_OF_A_CLAIM),
         "A claim got admin access to the device, which is not granted and not scrubbed for it.",
     ),
     _service(
@@ -192,7 +193,7 @@ _HANDOVERS: Final = (
     _audited(
         "device.adopted",
         INFO,
-        ("device", "tenant", "pod", "claim", "claim_uid"),
+        ("device", "tenant", "pod", *_OF_A_CLAIM),
         "A pod used the device before the service started to watch it. The device is left alone until the pod is over.",
     ),
     _audited(
@@ -435,6 +436,20 @@ _SERVICE: Final = (
     ),
     _service("service.stopping", INFO, (), "The service was asked to stop."),
     _service(
+        "plugin.version-differs",
+        INFO,
+        ("plugin_version", "version"),
+        "A plugin of another version is connected, as in the middle of an [upgrade](upgrading.md). Logged once for each "
+        "version.",
+    ),
+    _service(
+        "plugin.version-refused",
+        ERROR,
+        ("plugin_version", "version", "message"),
+        "A plugin is more than one minor version apart, and its calls are refused: pods wait. "
+        "[Upgrade](upgrading.md) one of the two. Logged once for each version.",
+    ),
+    _service(
         "work-gate.changed",
         INFO,
         ("accepting",),
@@ -585,6 +600,14 @@ _SERVICE: Final = (
     ),
     _service("key.loaded", INFO, ("key_id",), "The key that signs certificates was read."),
     _audited(
+        "ledger.converted",
+        WARNING,
+        ("from_version", "from_schema", "to_schema", "copy", "omitted", "quarantined"),
+        "Another version wrote the ledger, and this one converted it; the earlier file is `copy`. Only the copy has "
+        "`omitted` entries of the history. The record of the devices in `quarantined` cannot be read; they stay out of "
+        "service until an operator releases them. See [upgrading.md](upgrading.md).",
+    ),
+    _audited(
         "key.created",
         WARNING,
         ("key_id",),
@@ -691,6 +714,13 @@ _PLUGIN: Final = (
         "Containers get device indices, which may refer to other GPUs later. Choose UUIDs.",
     ),
     _plugin(
+        "devices.none-selected",
+        WARNING,
+        ("devices", "message"),
+        "No device of the node matches `--devices`, so that the daemon offers none. `devices` lists those of the node, each as "
+        "`INDEX=UUID`.",
+    ),
+    _plugin(
         "settings.reloaded",
         INFO,
         ("root",),
@@ -757,7 +787,7 @@ _PLUGIN: Final = (
     _plugin(
         "service.instance-changed",
         INFO,
-        ("epoch", "devices"),
+        ("epoch", "devices", "service_version"),
         "The plugin is connected to a run of the service that it did not know before.",
     ),
     _plugin(
@@ -1076,7 +1106,6 @@ _CLUSTER: Final = (
     ),
 )
 
-_OF_A_CLAIM: Final = (EventField("claim", "namespace and name"), "claim_uid")
 
 _DRA: Final = (
     _plugin("driver.started", INFO, ("version", "driver", "node"), "The driver started, with this name on this node."),
@@ -1092,6 +1121,13 @@ _DRA: Final = (
         (*_OF_A_CLAIM, "code", "message", "public_message"),
         "The claim was not prepared, so its pod waits; `public_message` is the text in the pod's events. The kubelet tries "
         "again.",
+    ),
+    _plugin(
+        "claim.class-unreadable",
+        WARNING,
+        (EventField("claim", "namespace and name"), "message"),
+        "A device class of a claim for extended resources cannot be read, for the reason in `message`, such as a missing "
+        "permission. Whether the device plugin advertises the same resource is not checked; the claim is prepared all the same.",
     ),
     _plugin(
         "claim.released", INFO, (*_OF_A_CLAIM, "duration_seconds"), "The claim was released: its devices are clean."
@@ -1112,9 +1148,18 @@ _DRA: Final = (
         "claim.watch-failed",
         WARNING,
         (EventField("claim", "namespace and name"), "message", "waited_seconds"),
-        "It is not seen at the API server which pods share the claim; the service learns of them from the kubelet only.",
+        "The driver cannot see at the API server which pods share the claim, or the service cannot record them, for the reason "
+        "in `message`. The driver tries again; until then the service learns of them from the kubelet only.",
     ),
     _plugin("claim.watched-again", INFO, ("waited_seconds",), "Claims can be watched again."),
+    _plugin(
+        "claims.not-listed",
+        WARNING,
+        ("message", "waited_seconds"),
+        "The service does not tell the driver which claims are prepared, for the reason in `message`. The driver tries again; "
+        "until then it removes no CDI specification and does not watch claims that were prepared before it started.",
+    ),
+    _plugin("claims.listed", INFO, ("waited_seconds",), "The service lists the prepared claims again."),
     _plugin(
         "claim.report-refused",
         WARNING,
@@ -1130,6 +1175,29 @@ _DRA: Final = (
     ),
     _plugin("claim.reported-again", INFO, ("waited_seconds",), "The status of claims can be written again."),
     _plugin(
+        "claim.binding-allowed",
+        INFO,
+        (*_OF_A_CLAIM, "device"),
+        "A device that was being cleaned when the scheduler placed a pod on it is clean: as far as it is concerned, the pod can "
+        "be bound. `device` is its name in the ResourceSlice.",
+    ),
+    _plugin(
+        "claim.binding-refused",
+        WARNING,
+        (*_OF_A_CLAIM, "device", "reason", "message", EventField("withdrawn", "whether the scheduler knows already")),
+        "A device that was being cleaned when the scheduler placed a pod on it is out of service, or gone: the scheduler "
+        "chooses another one for the pod.",
+    ),
+    _plugin(
+        "claim.binding-delayed",
+        WARNING,
+        ("message", "waited_seconds"),
+        "The driver cannot watch claims, or cannot set their binding conditions, for the reason in `message`, such as a "
+        "missing permission. Pods that were placed on a device that was being cleaned wait, at most for the scheduler's "
+        "limit of 600 s.",
+    ),
+    _plugin("claim.binding-resumed", INFO, ("waited_seconds",), "Binding conditions are set again."),
+    _plugin(
         "cdi.claim-not-removed",
         WARNING,
         ("path", "message"),
@@ -1140,6 +1208,32 @@ _DRA: Final = (
         INFO,
         ("claim_uid",),
         "A file in the CDI directory was removed at the start, because its claim is not prepared any more.",
+    ),
+    _plugin(
+        "cdi.claim-restored",
+        INFO,
+        ("claim_uid",),
+        "A file in the CDI directory that a prepared claim needs was missing, or different, at the start, and was written "
+        "again: otherwise no container of the claim could have restarted.",
+    ),
+    _plugin(
+        "cdi.claim-not-restored",
+        WARNING,
+        ("claim_uid", "message"),
+        "The CDI specification of a prepared claim was not checked at the start, because the claim or a device of it is gone.",
+    ),
+    _plugin(
+        "cdi.claims-not-restored",
+        WARNING,
+        (EventField("claims", "how many"), "message", "waited_seconds"),
+        "The CDI specifications of prepared claims cannot be checked yet after the driver's start; it tries again. If one is "
+        "missing, no container of that claim can restart until then.",
+    ),
+    _plugin(
+        "cdi.claims-restored",
+        INFO,
+        ("waited_seconds",),
+        "The CDI specifications of all prepared claims are in place.",
     ),
     _plugin(
         "slices.published",

@@ -164,7 +164,7 @@ HANDOVER_DURATION: Final = MetricDeclaration(
     WAIT_BUCKETS,
 )
 HANDOVERS_WAITING: Final = MetricDeclaration(
-    "scrubber_handovers_waiting", _GAUGE, "Container starts waiting for a hand-over."
+    "scrubber_handovers_waiting", _GAUGE, "Container starts and claims waiting for a hand-over."
 )
 
 # -- scrubs -----------------------------------------------------------------------------------------------------------
@@ -296,6 +296,13 @@ DEVICES: Final = MetricDeclaration(
     _GAUGE,
     "Devices by the enforcement of their policy.",
     (MetricLabel("enforcement", tuple(Enforcement)),),
+)
+CLAIMS: Final = MetricDeclaration(
+    "scrubber_claims",
+    _GAUGE,
+    "Resource claims that have devices: prepared, or waiting to be released until their pods have ended and the devices are "
+    "clean.",
+    (MetricLabel("state", ("prepared", "releasing")),),
 )
 QUARANTINE_START: Final = MetricDeclaration(
     "scrubber_quarantine_start_timestamp_seconds",

@@ -6,8 +6,8 @@ import asyncio
 import io
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,11 @@ from plugin.dra.claims import ClaimIdentity, ClaimPod
 from plugin.dra.server import HealthStream, add_driver_services
 from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.logs import create_logger
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Access, AccessKind
-from scrubber.domain.errors import NotReady, Quarantined, Unavailable
+from scrubber.domain.errors import NotReady, Quarantined, Refused, Unavailable
+from scrubber.ports.runtime import NOOP_TRACER, AttributeValue, Span, Tracer
+from tests.ahead import advance_until
 from tests.dra_collaborators import (
     STUBS,
     FakeClaimApi,
@@ -34,6 +37,7 @@ from tests.dra_collaborators import (
     allocated_claim,
     forever,
 )
+from tests.gpus import gpu
 from tests.plugin_collaborators import DEADLINE
 
 DRIVER, POOL = "gpu.scrubber.dev", "node-1"
@@ -61,6 +65,8 @@ class Node:
     devices: AdvertisedDevices
     withdrawal: FakeWithdrawal
     log: io.StringIO
+    gpu_driver_located: asyncio.Event = field(default_factory=asyncio.Event)
+    was_ready: bool = True
     driver: ClaimDriver = field(init=False)
     channel: grpc.aio.Channel | None = None
     version: str = "v1.DRAPlugin"
@@ -89,9 +95,34 @@ class Node:
         return {path.name: json.loads(path.read_text()) for path in self.directory.glob("cdi/*.json")}
 
 
+class NvidiaFiles:
+    """Builds specifications of NVIDIA GPUs without a driver."""
+
+    def build(self, gpus: Sequence[AdvertisedDevice], epoch: str) -> tuple[dict[str, Any], str, str]:
+        devices = [{"name": each.id, "containerEdits": {"env": [f"GPU={each.id}"]}} for each in gpus]
+        return {"cdiVersion": "0.5.0", "devices": devices, "containerEdits": {}}, "", ""
+
+
+class RecordingTracer:
+    """Records the name, the claim's UID and the tenant of each span."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, AttributeValue, AttributeValue]] = []
+
+    @contextmanager
+    def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
+        self.spans.append((name, attributes["claim_uid"], attributes["tenant"]))
+        with NOOP_TRACER.span(name) as span:
+            yield span
+
+
 @asynccontextmanager
 async def node(
-    directory: Path, *devices: AdvertisedDevice, times: ClaimDriverTimes = QUICK, interval: float = DEADLINE
+    directory: Path,
+    *devices: AdvertisedDevice,
+    times: ClaimDriverTimes = QUICK,
+    interval: float = DEADLINE,
+    tracer: Tracer = NOOP_TRACER,
 ) -> AsyncIterator[Node]:
     log = io.StringIO()
     logger = create_logger("json", "info", log)
@@ -106,11 +137,14 @@ async def node(
         service=here.service,
         api=here.api,
         devices=advertised,
-        specs=ClaimCdiSpecs(directory / "cdi", DRIVER, log=logger),
+        specs=ClaimCdiSpecs(directory / "cdi", DRIVER, log=logger, nvidia=NvidiaFiles()),
         withdrawal=here.withdrawal,
+        gpu_driver_located=here.gpu_driver_located,
+        was_ready=lambda: here.was_ready,
         times=times,
         log=logger,
         clock=time.monotonic,
+        tracer=tracer,
     )
     here.driver = calls
     server = grpc.aio.server()
@@ -137,7 +171,8 @@ async def test_prepared_claim_names_its_devices_and_their_cdi_ids_in_every_versi
             (["other"], POOL, "sim-1"),
         ]
         assert [list(each.cdi_device_ids) for each in answer.devices] == [
-            [f"{DRIVER}/claim={ONE.uid}-{each.device_name}"] for each in answer.devices
+            [f"{DRIVER}/claim={ONE.uid}-{each.device_name}", f"{DRIVER}/claim={ONE.uid}.{each.request_names[0]}"]
+            for each in answer.devices
         ]
         assert not answer.devices[0].HasField("share_id")
 
@@ -153,6 +188,30 @@ async def test_service_gets_the_devices_the_pods_and_admin_access_of_the_claim(s
                 (ClaimPod("team-a", "a", "uid-of-a"), ClaimPod("team-a", "b", "uid-of-b")),
                 DRIVER,
             )
+        ]
+
+
+async def test_device_of_two_requests_with_admin_access_is_answered_for_each_of_them(short_tmp: Path) -> None:
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "a:sim-0", "b:sim-0", adminAccess=True))
+        answer = (await here.prepare(ONE))[ONE.uid]
+        kind = f"{DRIVER}/claim={ONE.uid}"
+        assert [(list(each.request_names), list(each.cdi_device_ids)) for each in answer.devices] == [
+            (["a"], [f"{kind}-sim-0", f"{kind}.a"]),
+            (["b"], [f"{kind}-sim-0", f"{kind}.b"]),
+        ]
+
+
+async def test_each_claim_of_a_call_has_a_span_in_traces(short_tmp: Path) -> None:
+    tracer = RecordingTracer()
+    async with node(short_tmp, device(0), tracer=tracer) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE, ABSENT)
+        await here.unprepare(ONE)
+        assert sorted(tracer.spans) == [
+            ("NodePrepareResources", ONE.uid, "team-a"),
+            ("NodePrepareResources", ABSENT.uid, "team-a"),
+            ("NodeUnprepareResources", ONE.uid, "team-a"),
         ]
 
 
@@ -265,13 +324,60 @@ async def test_call_waits_for_a_service_that_restarts(short_tmp: Path) -> None:
         assert (await here.prepare(ONE))[ONE.uid].error == ""
 
 
-async def test_call_waits_for_the_first_snapshot_of_the_devices(short_tmp: Path) -> None:
-    async with node(short_tmp) as here:
+@pytest.mark.parametrize("seen", [[], [device(1)]])
+async def test_call_waits_until_a_service_that_starts_has_listed_the_device(
+    short_tmp: Path, seen: list[AdvertisedDevice]
+) -> None:
+    async with node(short_tmp, *seen) as here:
+        here.was_ready = False
         here.api.add(allocated_claim(ONE, "main:sim-0"))
         call = asyncio.ensure_future(here.prepare(ONE))
         await here.api.bell.until(lambda: here.api.reads == 1)
-        await here.devices.update((device(0),), "first")
+        await here.devices.update((), "first")  # not ready: it has inspected no device
+        await asyncio.sleep(0)
+        assert not call.done()
+        await here.devices.update((device(0), device(1)), "first")
         assert (await call)[ONE.uid].error == ""
+
+
+async def test_call_for_an_unknown_device_is_refused_for_good_only_by_a_ready_service(short_tmp: Path) -> None:
+    async with node(short_tmp, device(1), times=ClaimDriverTimes(call=1.0, margin=0.0)) as here:
+        here.was_ready = False
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        error = (await here.prepare(ONE))[ONE.uid].error
+        assert "is not ready, and has not listed device sim-0 yet" in error
+        assert "Delete the pod" not in error
+        call = asyncio.ensure_future(here.prepare(ONE))
+        await here.api.bell.until(lambda: here.api.reads == 2)
+        here.was_ready = True
+        await here.devices.notify()
+        assert "Delete the pod" in (await call)[ONE.uid].error
+
+
+GPU = gpu(0).id.lower()
+
+
+async def test_nvidia_gpu_is_prepared_once_the_gpu_driver_is_located(short_tmp: Path) -> None:
+    async with node(short_tmp, gpu(0), device(1)) as here:
+        here.api.add(allocated_claim(ONE, f"main:{GPU}"))
+        here.api.add(allocated_claim(TWO, "main:sim-1"))
+        call = asyncio.ensure_future(here.prepare(ONE))
+        assert (await here.prepare(TWO))[TWO.uid].error == ""  # a device of another vendor does not wait
+        await here.api.bell.until(lambda: here.api.reads == 2)
+        assert list(here.specs()) == [spec_of(here, TWO).name]
+        here.gpu_driver_located.set()
+        assert (await call)[ONE.uid].error == ""
+
+
+async def test_missing_gpu_driver_is_named_at_the_end_of_the_call_and_keeps_no_claim_from_its_release(
+    short_tmp: Path,
+) -> None:
+    async with node(short_tmp, gpu(0), times=ClaimDriverTimes(call=1.0, margin=0.0)) as here:
+        here.api.add(allocated_claim(ONE, f"main:{GPU}"))
+        assert "not known yet where the GPU driver is" in (await here.prepare(ONE))[ONE.uid].error
+        assert here.service.requests == []
+        assert here.events("claim.refused")[0]["code"] == "unavailable"
+        assert (await here.unprepare(ONE))[ONE.uid].error == ""
 
 
 async def test_api_server_that_stays_away_is_named_before_the_kubelet_gives_up(short_tmp: Path) -> None:
@@ -443,7 +549,7 @@ async def test_specifications_of_claims_that_are_not_prepared_are_removed_after_
         await here.prepare(ONE, TWO)
         del here.service.prepared[TWO.uid]
         here.service.on_list = starting
-        await here.driver.remove_unprepared()
+        await here.driver.reconcile_specs()
         assert list(here.specs()) == [f"{DRIVER}-claim_{ONE.uid}.json"]
 
 
@@ -460,12 +566,279 @@ async def test_specification_of_a_claim_that_is_being_prepared_stays(short_tmp: 
         here.service.on_prepare = wait
         call = asyncio.ensure_future(here.prepare(ONE))
         await here.service.bell.until(lambda: len(here.service.requests) == 2)
-        removal = asyncio.ensure_future(here.driver.remove_unprepared())
+        removal = asyncio.ensure_future(here.driver.reconcile_specs())
         await here.service.bell.until(lambda: here.service.lists == 1)
         gate.set()
         assert (await call)[ONE.uid].error == ""
         await removal
         assert len(here.specs()) == 1
+
+
+def spec_of(here: Node, claim: ClaimIdentity = ONE) -> Path:
+    return here.directory / "cdi" / f"{DRIVER}-claim_{claim.uid}.json"
+
+
+async def test_specification_stays_if_another_instance_prepared_the_claim_again_while_its_release_ended(
+    short_tmp: Path,
+) -> None:
+    async def again(uid: str) -> None:
+        here.service.prepared[ONE.uid] = ("SIM-0",)
+
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        here.service.on_list = again
+        assert (await here.unprepare(ONE))[ONE.uid].error == ""
+        assert spec_of(here).exists()
+
+
+async def test_specification_of_a_released_claim_is_removed_although_a_device_of_it_was_withheld(
+    short_tmp: Path,
+) -> None:
+    async def still_listed(uid: str) -> None:
+        here.service.prepared[ONE.uid] = ("SIM-0",)
+        here.service.releasing.add(ONE.uid)
+
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        here.service.on_list = still_listed
+        await here.unprepare(ONE)
+        assert not spec_of(here).exists()
+
+
+async def test_release_succeeds_and_keeps_the_specification_while_the_service_does_not_list_its_claims(
+    short_tmp: Path,
+) -> None:
+    async def away(uid: str) -> None:
+        raise Unavailable("no answer")
+
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        here.service.on_list = away
+        assert (await here.unprepare(ONE))[ONE.uid].error == ""
+        assert spec_of(here).exists()
+
+
+async def test_specification_that_another_instance_removed_during_a_prepare_is_written_again(short_tmp: Path) -> None:
+    async def remove(uid: str) -> None:
+        spec_of(here).unlink()
+
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        content = spec_of(here).read_bytes()
+        here.service.on_prepare = remove
+        assert (await here.prepare(ONE))[ONE.uid].error == ""
+        assert spec_of(here).read_bytes() == content
+
+
+async def test_no_specification_is_removed_beside_another_instance_and_each_can_be_added(short_tmp: Path) -> None:
+    times = ClaimDriverTimes(call=DEADLINE, margin=0.0, exclusive=0.01)
+    async with node(short_tmp, device(0), device(1), times=times) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        here.api.add(allocated_claim(TWO, "main:sim-1"))
+        await here.prepare(ONE)
+        other = ClaimCdiSpecs(short_tmp / "cdi", DRIVER, log=create_logger("json", "info", io.StringIO()))
+        async with other.exclusive(DEADLINE) as alone:
+            assert alone
+            assert (await here.unprepare(ONE))[ONE.uid].error == ""
+            assert (await here.prepare(TWO))[TWO.uid].error == ""
+        assert [spec_of(here, each).exists() for each in (ONE, TWO)] == [True, True]
+        await here.driver.reconcile_specs()
+        assert [spec_of(here, each).exists() for each in (ONE, TWO)] == [False, True]
+
+
+async def test_specification_of_a_claim_that_another_instance_released_is_not_written_again(short_tmp: Path) -> None:
+    async def released(uid: str) -> None:
+        if here.service.lists == 3:
+            del here.service.prepared[ONE.uid]  # after it was listed, and before its file gets a name
+
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        spec_of(here).unlink()
+        here.service.on_list = released
+        await here.driver.reconcile_specs()
+        assert here.specs() == {}
+
+
+@asynccontextmanager
+async def removing(here: Node) -> AsyncIterator[None]:
+    task: asyncio.Task[Any] = asyncio.create_task(here.driver.remove_left_specs())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_specification_of_a_claim_that_a_new_run_of_the_service_does_not_list_is_removed(short_tmp: Path) -> None:
+    async with node(short_tmp, device(0)) as here, removing(here):
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        del here.service.prepared[ONE.uid]
+        await here.devices.update((device(0),), "")
+        await here.devices.update((device(0),), "second")
+        await advance_until(lambda: not spec_of(here).exists())
+        assert [each["claim_uid"] for each in here.events("cdi.claim-removed")] == [ONE.uid]
+
+
+@pytest.mark.parametrize("cause", ["service away", "another instance"])
+async def test_skipped_removal_of_a_specification_is_repeated(short_tmp: Path, cause: str) -> None:
+    async def away_once(uid: str) -> None:
+        if here.service.lists == 1:
+            raise Unavailable("no answer")
+
+    times = ClaimDriverTimes(call=DEADLINE, margin=0.0, retry=0.01, exclusive=0.01)
+    async with node(short_tmp, device(0), times=times) as here, removing(here):
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        if cause == "service away":
+            here.service.on_list = away_once
+            await here.unprepare(ONE)
+        else:
+            other = ClaimCdiSpecs(short_tmp / "cdi", DRIVER, log=create_logger("json", "info", io.StringIO()))
+            async with other.exclusive(DEADLINE):
+                await here.unprepare(ONE)
+                assert spec_of(here).exists()
+        await advance_until(lambda: not spec_of(here).exists())
+
+
+async def test_service_that_refuses_the_drivers_version_is_named_and_waited_for(short_tmp: Path) -> None:
+    async def refuse(uid: str) -> None:
+        if here.service.lists < 3:
+            raise Refused("The plugin has version 0.3.0.", code=ErrorCode.VERSION_UNSUPPORTED)
+
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        spec_of(here).unlink()
+        here.service.on_list = refuse
+        await here.driver.reconcile_specs()
+        assert spec_of(here).exists()
+        assert [each["message"] for each in here.events("claims.not-listed")] == ["The plugin has version 0.3.0."]
+        assert len(here.events("claims.listed")) == 1
+
+
+async def test_missing_specification_of_a_prepared_claim_is_written_again_after_a_start(short_tmp: Path) -> None:
+    async def away_once(what: str) -> None:
+        if here.api.reads == 2:
+            raise ApiUnavailable("connection refused")
+
+    times = ClaimDriverTimes(call=DEADLINE, margin=0.0, rewrite=0.01)
+    async with node(short_tmp, device(0), times=times) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        content = spec_of(here).read_bytes()
+        spec_of(here).unlink()
+        here.api.fault = away_once
+        await here.driver.reconcile_specs()
+        assert spec_of(here).read_bytes() == content
+        assert [each["claim_uid"] for each in here.events("cdi.claim-restored")] == [ONE.uid]
+        assert [each["message"] for each in here.events("cdi.claims-not-restored")] == ["connection refused"]
+        await here.driver.reconcile_specs()
+        assert len(here.events("cdi.claim-restored")) == 1
+
+
+async def test_specification_of_an_nvidia_gpu_is_written_again_once_the_gpu_driver_is_located(short_tmp: Path) -> None:
+    async def located(what: str) -> None:
+        if here.api.reads == 3:
+            here.gpu_driver_located.set()
+
+    times = ClaimDriverTimes(call=DEADLINE, margin=0.0, rewrite=0.01)
+    async with node(short_tmp, gpu(0), times=times) as here:
+        here.gpu_driver_located.set()
+        here.api.add(allocated_claim(ONE, f"main:{GPU}"))
+        await here.prepare(ONE)
+        spec_of(here).unlink()
+        here.gpu_driver_located.clear()
+        here.api.fault = located
+        await here.driver.reconcile_specs()
+        assert spec_of(here).exists()
+        assert "where the GPU driver is" in here.events("cdi.claims-not-restored")[0]["message"]
+
+
+async def test_specification_of_a_device_that_a_starting_service_has_not_listed_is_written_later(
+    short_tmp: Path,
+) -> None:
+    async def inspected(what: str) -> None:
+        if here.api.reads == 3:
+            await here.devices.update((device(0),), "first")
+
+    times = ClaimDriverTimes(call=DEADLINE, margin=0.0, rewrite=0.01)
+    async with node(short_tmp, device(0), times=times) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        spec_of(here).unlink()
+        here.was_ready = False
+        await here.devices.update((), "first")
+        here.api.fault = inspected
+        await here.driver.reconcile_specs()
+        assert spec_of(here).exists()
+
+
+@pytest.mark.parametrize("gone", ["claim", "device"])
+async def test_specification_that_cannot_be_written_again_is_named_and_not_tried_for_ever(
+    short_tmp: Path, gone: str
+) -> None:
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        if gone == "claim":
+            here.api.claims.clear()
+        else:
+            here.api.add(allocated_claim(ONE, "main:sim-7"))
+        await here.driver.reconcile_specs()
+        assert [each["claim_uid"] for each in here.events("cdi.claim-not-restored")] == [ONE.uid]
+
+
+async def test_specification_of_a_claim_that_is_being_released_is_not_written_again(short_tmp: Path) -> None:
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        spec_of(here).unlink()
+        here.service.releasing.add(ONE.uid)
+        await here.driver.reconcile_specs()
+        assert here.specs() == {}
+
+
+def claim_for_limits(*classes: str) -> dict[str, Any]:
+    claim = allocated_claim(ONE, "container-0-request-0:sim-0")
+    claim["metadata"]["annotations"] = {"resource.kubernetes.io/extended-resource-claim": "true"}
+    requests = [
+        {"name": f"container-0-request-{at}", "exactly": {"deviceClassName": name}} for at, name in enumerate(classes)
+    ]
+    claim["spec"] = {"devices": {"requests": requests}}
+    return claim
+
+
+async def test_service_gets_the_extended_resources_of_a_claim_that_the_scheduler_created(short_tmp: Path) -> None:
+    async with node(short_tmp, device(0)) as here:
+        here.api.classes = {
+            "gpus": {"spec": {"extendedResourceName": "nvidia.com/gpu"}},
+            "implicit": {"spec": {}},
+        }
+        here.api.add(claim_for_limits("gpus", "implicit", "gone", "gpus"))
+        assert (await here.prepare(ONE))[ONE.uid].error == ""
+        here.api.add(allocated_claim(ONE, "main:sim-0") | {"spec": claim_for_limits("gpus")["spec"]})
+        assert (await here.prepare(ONE))[ONE.uid].error == ""
+        assert here.service.extended_resources == [("nvidia.com/gpu",), ()]
+
+
+async def test_missing_permission_to_read_device_classes_is_logged_and_keeps_no_pod_from_starting(
+    short_tmp: Path,
+) -> None:
+    async def forbidden(what: str) -> None:
+        if what == "get-class":
+            raise ApiForbidden("cannot get deviceclasses")
+
+    async with node(short_tmp, device(0)) as here:
+        here.api.fault = forbidden
+        here.api.add(claim_for_limits("gpus"))
+        assert (await here.prepare(ONE))[ONE.uid].error == ""
+        assert [each["message"] for each in here.events("claim.class-unreadable")] == ["cannot get deviceclasses"]
 
 
 async def test_health_stream_sends_every_device_at_once_and_at_every_change(short_tmp: Path) -> None:

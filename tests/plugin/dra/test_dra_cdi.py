@@ -40,7 +40,8 @@ def specs(directory: Path, **facts: Any) -> ClaimCdiSpecs:
 
 
 def published(directory: Path, claim: str, devices: dict[str, AdvertisedDevice], **facts: Any) -> Any:
-    specs(directory, **facts).stage(claim, devices).publish()
+    requests = facts.pop("requests", {"main": sorted(devices)})
+    specs(directory, **facts).stage(claim, devices, requests).publish()
     return json.loads((directory / f"{DRIVER}-claim_{claim}.json").read_text())
 
 
@@ -58,20 +59,55 @@ def test_specification_has_what_each_backend_requests_and_is_valid(tmp_path: Pat
     spec = published(tmp_path, CLAIM, both)
     assert errors_of(spec) == []
     assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "gpu.scrubber.dev/claim")
-    one, two = spec["devices"]
-    assert (one["name"], two["name"]) == (f"{CLAIM}-one", f"{CLAIM}-two")
+    one, two, request = spec["devices"]
+    assert (one["name"], two["name"], request["name"]) == (f"{CLAIM}-one", f"{CLAIM}-two", f"{CLAIM}.main")
     assert one["containerEdits"]["deviceNodes"] == [
         {"path": "/dev/kfd", "permissions": "rw"},
         {"path": "/dev/dri/renderD128", "hostPath": "/dev/dri/renderD129", "permissions": "rw"},
     ]
     (mount,) = one["containerEdits"]["mounts"]
     assert (mount["hostPath"], mount["containerPath"]) == ("/sim/0", "/dev/simgpu0")
-    assert spec["containerEdits"]["env"] == ["ROCR_VISIBLE_DEVICES=0,1", "SCRUBBER_VISIBLE_DEVICES=dev-0,dev-1"]
+    assert request["containerEdits"] == {"env": ["ROCR_VISIBLE_DEVICES=0,1", "SCRUBBER_VISIBLE_DEVICES=dev-0,dev-1"]}
+
+
+def test_container_that_uses_one_request_of_a_claim_sees_the_devices_of_that_request_only(tmp_path: Path) -> None:
+    devices = {
+        name: device(number, node(f"/dev/{name}"), Access(AccessKind.ENVIRONMENT, str(number), "ROCR_VISIBLE_DEVICES"))
+        for number, name in enumerate(["one", "two", "three"])
+    }
+    requests = {"big-pair": ["one", "two"], "small": ["three"]}
+    spec = published(tmp_path, CLAIM, devices, requests=requests)
+    assert errors_of(spec) == []
+    assert "containerEdits" not in spec
+    edits = {f"{spec['kind']}={each['name']}": each["containerEdits"] for each in spec["devices"]}
+    ids = specs(tmp_path).stage(CLAIM, devices, requests).cdi_ids
+
+    def variables(*used: str) -> list[str]:
+        return [
+            variable
+            for request in used
+            for name in requests[request]
+            for each in ids[request, name]
+            for variable in edits[each].get("env", [])
+        ]
+
+    assert variables("small") == [
+        "ROCR_VISIBLE_DEVICES=2",
+        "SCRUBBER_VISIBLE_DEVICES=dev-2",
+        "SCRUBBER_VISIBLE_DEVICES_SMALL=dev-2",
+    ]
+    assert variables("big-pair") == [
+        "ROCR_VISIBLE_DEVICES=0,1",
+        "SCRUBBER_VISIBLE_DEVICES=dev-0,dev-1",
+        "SCRUBBER_VISIBLE_DEVICES_BIG_PAIR=dev-0,dev-1",
+    ]
 
 
 def test_devices_own_id_comes_before_the_vendors(tmp_path: Path) -> None:
-    staged = specs(tmp_path).stage(CLAIM, {"one": device(0, Access(AccessKind.CDI, "amd.com/gpu=0", ""))})
-    assert staged.cdi_ids == {"one": (f"{DRIVER}/claim={CLAIM}-one", "amd.com/gpu=0")}
+    devices = {"one": device(0, Access(AccessKind.CDI, "amd.com/gpu=0", ""))}
+    staged = specs(tmp_path).stage(CLAIM, devices, {"main": ["one"]})
+    own = f"{DRIVER}/claim={CLAIM}-one", f"{DRIVER}/claim={CLAIM}.main"
+    assert staged.cdi_ids == {("main", "one"): (*own, "amd.com/gpu=0")}
     staged.publish()
     assert errors_of(json.loads((tmp_path / f"{DRIVER}-claim_{CLAIM}.json").read_text())) == []
 
@@ -86,20 +122,20 @@ def test_nvidia_gpu_gets_the_driver_files_under_the_claims_own_names(tmp_path: P
     spec = published(tmp_path / "cdi", CLAIM, {"g": gpu(0), "d": device(1, node("/dev/x"))}, nvidia=nvidia)
     assert errors_of(spec) == []
     by_name = {each["name"]: each["containerEdits"] for each in spec["devices"]}
-    assert set(by_name) == {f"{CLAIM}-g", f"{CLAIM}-d"}
+    assert set(by_name) == {f"{CLAIM}-g", f"{CLAIM}-d", f"{CLAIM}.main"}
     assert [each["path"] for each in by_name[f"{CLAIM}-g"]["deviceNodes"]] == ["/dev/nvidia0"]
     assert any("libcuda" in each["containerPath"] for each in spec["containerEdits"]["mounts"])
-    assert spec["containerEdits"]["env"][0] == "NVIDIA_VISIBLE_DEVICES=void"
+    assert spec["containerEdits"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
 def test_nvidia_gpu_without_its_driver_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as refused:
-        specs(tmp_path).stage(CLAIM, {"g": gpu(0)})
+        specs(tmp_path).stage(CLAIM, {"g": gpu(0)}, {"main": ["g"]})
     assert "files of the GPU driver" in refused.value.public_message
 
 
 def test_staged_specification_is_invisible_to_runtimes_until_it_is_published(tmp_path: Path) -> None:
-    staged = specs(tmp_path).stage(CLAIM, {"one": device(0, node("/dev/x"))})
+    staged = specs(tmp_path).stage(CLAIM, {"one": device(0, node("/dev/x"))}, {"main": ["one"]})
     assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
     staged.publish()
     staged.discard()
@@ -107,7 +143,7 @@ def test_staged_specification_is_invisible_to_runtimes_until_it_is_published(tmp
 
 
 def test_discarded_specification_leaves_nothing(tmp_path: Path) -> None:
-    specs(tmp_path).stage(CLAIM, {"one": device(0, node("/dev/x"))}).discard()
+    specs(tmp_path).stage(CLAIM, {"one": device(0, node("/dev/x"))}, {"main": ["one"]}).discard()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,7 +158,7 @@ def test_repeated_specification_is_the_same_file(tmp_path: Path) -> None:
 
 def test_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as refused:
-        specs(tmp_path / "gone").stage(CLAIM, {"one": device(0, node("/dev/x"))})
+        specs(tmp_path / "gone").stage(CLAIM, {"one": device(0, node("/dev/x"))}, {"main": ["one"]})
     assert f"{tmp_path / 'gone'} on this node: No such file or directory" in refused.value.public_message
 
 
@@ -132,22 +168,22 @@ def test_full_disk_is_named_and_leaves_no_partial_file(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(Unavailable, match="No space left on device"):
-        specs(tmp_path).stage(CLAIM, {"one": device(0, node("/dev/x"))})
+        specs(tmp_path).stage(CLAIM, {"one": device(0, node("/dev/x"))}, {"main": ["one"]})
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("uid", ["", "../x", "a/b", "a" * 64, "-x"])
 def test_claim_uid_that_cannot_be_part_of_a_path_is_refused(tmp_path: Path, uid: str) -> None:
     with pytest.raises(InvalidRequest, match="is not the UID of a claim"):
-        specs(tmp_path).stage(uid, {"one": device(0, node("/dev/x"))})
+        specs(tmp_path).stage(uid, {"one": device(0, node("/dev/x"))}, {"main": ["one"]})
     specs(tmp_path).remove(uid)
 
 
 def test_claims_with_a_specification_of_this_driver_are_found(tmp_path: Path) -> None:
     here = specs(tmp_path)
     for claim in (CLAIM, OTHER):
-        here.stage(claim, {"one": device(0, node("/dev/x"))}).publish()
-    here.stage("staged", {"one": device(0, node("/dev/x"))})
+        here.stage(claim, {"one": device(0, node("/dev/x"))}, {"main": ["one"]}).publish()
+    here.stage("staged", {"one": device(0, node("/dev/x"))}, {"main": ["one"]})
     for name in ("nvidia.yaml", f"{DRIVER}-other.json", "other-claim_x.json"):
         (tmp_path / name).touch()
     assert here.claims() == {CLAIM, OTHER}
@@ -158,7 +194,7 @@ def test_claims_with_a_specification_of_this_driver_are_found(tmp_path: Path) ->
 
 def test_temporary_files_of_killed_instances_are_removed_and_those_of_live_ones_stay(tmp_path: Path) -> None:
     here = specs(tmp_path)
-    here.stage(CLAIM, {"one": device(0, node("/dev/x"))})
+    here.stage(CLAIM, {"one": device(0, node("/dev/x"))}, {"main": ["one"]})
     (path,) = tmp_path.iterdir()
     written = path.lstat().st_mtime
     here.remove_left_behind(written + 1.0)

@@ -21,7 +21,7 @@ FUTURE = {"newField": {"of": ["a", "later", "version"]}}
 SLICE = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "ResourceSlice",
-    "metadata": {"name": "0-a", "resourceVersion": "7"},
+    "metadata": {"name": "0-a", "uid": "uid-1", "resourceVersion": "7"},
     "spec": {"driver": DRIVER, "nodeName": "node-1", "devices": [{"name": "gpu-0", **FUTURE}]},
 }
 
@@ -55,6 +55,13 @@ async def test_claim_is_read_with_fields_that_the_library_does_not_know(tmp_path
         assert requests[0].path == "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/c"
 
 
+async def test_device_class_is_read(tmp_path: Path) -> None:
+    found = {"metadata": {"name": "gpus"}, "spec": {"extendedResourceName": "nvidia.com/gpu"}}
+    async with connected(tmp_path, Response(200, found)) as (client, requests):
+        assert await client.get_device_class("gpus") == found
+        assert requests[0].path == "/apis/resource.k8s.io/v1/deviceclasses/gpus"
+
+
 async def test_claim_status_is_changed_by_a_merge_patch_of_the_subresource(tmp_path: Path) -> None:
     patch = {"status": {"devices": [{"driver": DRIVER}]}}
     async with connected(tmp_path, Response(200, {"metadata": {"name": "c"}})) as (client, requests):
@@ -77,13 +84,14 @@ async def test_slice_is_created_replaced_and_deleted(tmp_path: Path) -> None:
     async with connected(tmp_path, *answers) as (client, requests):
         assert await client.create_slice(SLICE) == SLICE
         assert await client.replace_slice(SLICE) == SLICE
-        await client.delete_slice("0-a")
+        await client.delete_slice(SLICE)
         assert [(each.method, each.path) for each in requests] == [
             ("POST", SLICES),
             ("PUT", f"{SLICES}/0-a"),
             ("DELETE", f"{SLICES}/0-a"),
         ]
         assert requests[0].body == requests[1].body == SLICE
+        assert requests[2].body["preconditions"] == {"uid": "uid-1", "resourceVersion": "7"}
 
 
 async def test_watch_of_slices_begins_after_a_version_and_yields_each_change(tmp_path: Path) -> None:
@@ -132,6 +140,32 @@ async def test_refusal_of_a_slice_becomes_an_error_with_the_servers_message(
 async def test_uid_of_the_node_is_read_for_the_owner_reference(tmp_path: Path) -> None:
     async with connected(tmp_path, Response(200, {"metadata": {"name": "node-1", "uid": "node-uid"}})) as (client, _):
         assert await client.get_node_uid() == "node-uid"
+
+
+async def test_all_claims_are_listed_in_pages_and_only_selected_ones_are_kept(tmp_path: Path) -> None:
+    claims = [{"metadata": {"name": name, "namespace": "team-a", "uid": name}} for name in "abc"]
+    pages = (
+        Response(200, {"metadata": {"resourceVersion": "41", "continue": "more"}, "items": claims[:2]}),
+        Response(200, {"metadata": {"resourceVersion": "41"}, "items": claims[2:]}),
+    )
+    async with connected(tmp_path, *pages) as (client, requests):
+        found = await client.list_claims(lambda each: each["metadata"]["name"] != "a")
+        assert found == ("41", claims[1:])
+        assert {each.path for each in requests} == {"/apis/resource.k8s.io/v1/resourceclaims"}
+        assert [(each.query["limit"], each.query.get("continue")) for each in requests] == [
+            (["100"], None),
+            (["100"], ["more"]),
+        ]
+
+
+async def test_all_claims_are_watched_after_a_version(tmp_path: Path) -> None:
+    claim = {"metadata": {"name": "c", "namespace": "team-a", "uid": "u", "resourceVersion": "42"}}
+    async with connected(tmp_path, watch_events(("MODIFIED", claim))) as (client, requests):
+        changes = client.watch_claims("41")
+        assert await anext(changes) == ("MODIFIED", claim)
+        await changes.aclose()
+        assert requests[0].path == "/apis/resource.k8s.io/v1/resourceclaims"
+        assert requests[0].query["resourceVersion"] == ["41"]
 
 
 async def test_one_claim_is_watched_in_its_namespace(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 import plugin.dra.main
 from plugin.cluster.credentials import Credentials, Kubeconfig, PodServiceAccount
+from plugin.device_selection import DeviceSelection
 from plugin.dra.main import DriverSettings
 from plugin.dra.paths import DriverSocketPaths
 from plugin.dra.settings import driver_credentials
 from scrubber.cli.main import main
-from scrubber.config.settings import Address
+from scrubber.config.settings import Address, TraceExport
 from scrubber.domain.errors import InvalidConfiguration
 
 
@@ -35,13 +36,19 @@ def test_flags_reach_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (tmp_path / "config").touch()
     words = ["--node-name", "node-1", "--kubeconfig", "config", "--driver-name", "a.dev", "--socket-dir", "s"]
     words += ["--kubelet-plugins-dir", "p", "--registry-dir", "r", "--cdi-dir", "c", "--driver-root", "/run/driver"]
+    words += ["--devices", "0,!GPU-b*", "--traces", "otlp", "--binding-conditions"]
     assert exit_code("dra", *words, "--probe-address", "127.0.0.1:1", "--log-level", "warning") == 0
     (settings,) = received
     uid = "11111111-2222-3333-4444-555555555555"
     assert settings.paths == DriverSocketPaths("a.dev", tmp_path / "p", tmp_path / "r", uid)
     assert (settings.node_name, settings.credentials) == ("node-1", Kubeconfig(tmp_path / "config"))
     assert (settings.cdi_dir, settings.socket) == (tmp_path / "c", tmp_path / "s")
+    assert (settings.devices, settings.traces) == (DeviceSelection.parse("0,!GPU-b*"), TraceExport.OTLP)
+    assert settings.binding_conditions
     assert str(settings.nvidia.root.host) == "/run/driver"
+    assert settings.follow_driver is None
+    assert settings.reload_nvidia is not None
+    assert settings.reload_nvidia() == settings.nvidia
     assert (settings.metrics_address, settings.metrics_required) == (Address("127.0.0.1", 9466), False)
     assert (settings.probe_address, settings.log_level) == (Address("127.0.0.1", 1), "warning")
 

@@ -10,6 +10,7 @@ import pytest
 from plugin.dra.inventory import pcie_root, slice_devices
 from plugin.dra.slices import Readiness
 from plugin.kubelet.devices import AdvertisedDevice, ServiceVerdict
+from scrubber.domain.states import BindingState, TaintReason
 
 
 def device(**facts: Any) -> AdvertisedDevice:
@@ -24,9 +25,15 @@ def device(**facts: Any) -> AdvertisedDevice:
         ({"certified": True}, Readiness.CLEAN, []),
         ({"scrubbing": True}, Readiness.SCRUBBING, []),
         ({}, Readiness.DIRTY, []),
-        ({"verdict": ServiceVerdict.WITHHELD, "cause_code": "xid"}, Readiness.WITHHELD, ["xid"]),
+        ({"taints": (TaintReason("dirty"),)}, Readiness.DIRTY, ["dirty"]),
+        ({"verdict": ServiceVerdict.WITHHELD, "taints": (TaintReason("xid"),)}, Readiness.WITHHELD, ["xid"]),
         ({"verdict": ServiceVerdict.WITHHELD}, Readiness.WITHHELD, ["out-of-service"]),
-        ({"verdict": ServiceVerdict.HELD, "cause_code": "xid"}, Readiness.WITHHELD, ["held"]),
+        ({"verdict": ServiceVerdict.HELD}, Readiness.WITHHELD, ["held"]),
+        (
+            {"verdict": ServiceVerdict.HELD, "taints": (TaintReason("xid"), TaintReason("yielded"))},
+            Readiness.WITHHELD,
+            ["xid", "yielded"],
+        ),
         ({"verdict": ServiceVerdict.UNKNOWN}, Readiness.WITHHELD, ["service-away"]),
         ({"healthy": False, "certified": True}, Readiness.WITHHELD, ["service-away"]),
     ],
@@ -36,6 +43,18 @@ def test_device_that_may_not_be_handed_over_has_a_taint_with_the_reason(
 ) -> None:
     (found,) = slice_devices([device(**facts)])
     assert (found.readiness, [each.reason for each in found.taints]) == (readiness, reasons)
+
+
+def test_taint_evicts_pods_only_where_the_service_says_so() -> None:
+    taints = TaintReason("xid", evicts=True), TaintReason("held")
+    (found,) = slice_devices([device(verdict=ServiceVerdict.WITHHELD, taints=taints)])
+    assert [each.effect.value for each in found.taints] == ["NoExecute", "NoSchedule"]
+
+
+@pytest.mark.parametrize("state", [None, *BindingState])
+def test_scheduler_can_wait_only_for_a_device_that_is_being_cleaned(state: BindingState | None) -> None:
+    (found,) = slice_devices([device(binding=state)])
+    assert found.being_cleaned is (state is BindingState.BEING_CLEANED)
 
 
 def test_device_that_is_gone_is_not_published() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,12 @@ async def test_claim_is_prepared_with_its_devices_and_pods(
     node: FakeNode, service: ScrubServiceClaims, wait: float, expected: float
 ) -> None:
     devices = [ClaimDeviceRequest("GPU-a0"), ClaimDeviceRequest("GPU-a1", admin_access=True)]
-    granted = await service.prepare_claim(REF, devices, [POD], driver=CLAIM.driver, wait_seconds=wait)
+    granted = await service.prepare_claim(
+        REF, devices, [POD], driver=CLAIM.driver, wait_seconds=wait, extended_resources=["nvidia.com/gpu"]
+    )
     assert [each.device_id for each in granted] == ["GPU-a0"]
-    assert node.requests[0] == PrepareClaimCall(CLAIM, ("GPU-a0",), ("GPU-a1",), expected)
+    resources = frozenset({"nvidia.com/gpu"})
+    assert node.requests[0] == PrepareClaimCall(CLAIM, ("GPU-a0",), ("GPU-a1",), expected, resources)
     certificate = granted[0].certificate
     assert certificate is not None
     assert (certificate.id, certificate.issued_at) == (CERTIFICATE.id, CERTIFICATE.issued_at)
@@ -87,6 +91,8 @@ async def test_pods_of_a_claim_are_reported(node: FakeNode, service: ScrubServic
 async def test_recorded_claims_are_listed_with_their_driver(node: FakeNode, service: ScrubServiceClaims) -> None:
     node.claims.prepared = (PreparedClaim(CLAIM, ("GPU-a0",), ("GPU-a1",)),)
     assert await service.list_claims() == [RecordedClaim(REF, "gpu.scrubber.dev", ("GPU-a0", "GPU-a1"))]
+    node.claims.prepared = (PreparedClaim(replace(CLAIM, released_at=1.0), ("GPU-a0",)),)
+    assert [each.releasing for each in await service.list_claims()] == [True]
 
 
 async def test_service_that_is_away_is_unavailable(short_tmp: Path) -> None:

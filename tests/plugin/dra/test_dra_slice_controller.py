@@ -7,7 +7,7 @@ import copy
 import io
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +57,10 @@ class Here:
         lines = [json.loads(line) for line in self.log.getvalue().splitlines()]
         return [each for each in lines if each["event"] == name]
 
+    def waited_for(self) -> bool:
+        """Whether the scheduler waits for the only device."""
+        return [bool(each.get("bindingConditions")) for each in self.store.devices()] == [True]
+
     async def until_published(self, *numbers: int) -> None:
         names = [f"gpu-{number:04d}" for number in numbers]
         await self.api.until(lambda: self.store.names() == names and self.api.watching == 1)
@@ -64,7 +68,11 @@ class Here:
 
 @asynccontextmanager
 async def controller(
-    store: SliceStore | None = None, *, lock: WriterLock | None = None, times: SliceTimes | None = None
+    store: SliceStore | None = None,
+    *,
+    lock: WriterLock | None = None,
+    times: SliceTimes | None = None,
+    binding_conditions: bool = False,
 ) -> AsyncIterator[Here]:
     log, api, observer = io.StringIO(), FakeSliceApi(store or SliceStore()), Observer()
     loop = asyncio.get_running_loop()
@@ -84,6 +92,7 @@ async def controller(
         token=lambda: next(TOKENS),
         lock=lock,
         observer=observer,
+        binding_conditions=binding_conditions,
     )
     task: asyncio.Task[Any] = asyncio.create_task(made.run())
     try:
@@ -175,6 +184,38 @@ async def test_taint_is_removed_when_the_device_is_back() -> None:
         await here.api.until(lambda: here.store.taints() == {})
 
 
+async def test_taint_that_returns_has_the_time_of_its_return() -> None:
+    def times() -> list[str]:
+        return [taint["timeAdded"] for each in here.store.devices() for taint in each.get("taints", [])]
+
+    async with controller() as here:
+        await here.controller.update([device(1, Readiness.WITHHELD, "xid")])
+        await here.until_published(1)
+        before = times()
+        await here.controller.update([device(1)])
+        await here.api.until(lambda: here.store.taints() == {})
+        await settled()
+        await here.controller.update([device(1, Readiness.WITHHELD, "xid")])
+        await here.api.until(lambda: here.store.taints() != {})
+        assert len(before) == 1
+        assert times() > before
+
+
+async def test_taint_that_returns_during_the_write_of_its_end_has_the_time_of_its_return() -> None:
+    async def returns(verb: str) -> None:
+        if verb == "update" and here.api.requests.count("update") == 1:
+            await here.controller.update([device(1, Readiness.WITHHELD, "xid")])
+
+    async with controller() as here:
+        await here.controller.update([device(1, Readiness.WITHHELD, "xid")])
+        await here.until_published(1)
+        (before,) = here.store.devices()[0]["taints"]
+        here.api.fault = returns
+        await here.controller.update([device(1)])
+        await here.api.until(lambda: here.api.requests.count("update") == 2 and here.store.taints() != {})
+        assert here.store.devices()[0]["taints"][0]["timeAdded"] > before["timeAdded"]
+
+
 async def test_withdrawal_is_queued_while_the_api_server_is_away() -> None:
     away = True
 
@@ -203,6 +244,24 @@ async def test_device_is_not_published_where_the_api_server_drops_its_taint() ->
         assert "DRADeviceTaints" in here.events("slices.feature-off")[0]["message"]
         await here.controller.update([device(1), device(2)])
         await here.until_published(1, 2)
+
+
+async def test_devices_have_binding_conditions_while_they_are_being_cleaned() -> None:
+    async with controller(binding_conditions=True) as here:
+        await here.controller.update([device(1, Readiness.DIRTY, being_cleaned=True)])
+        await here.api.until(here.waited_for)
+        await here.controller.update([device(1, Readiness.DIRTY)])
+        await here.api.until(lambda: not here.waited_for())
+
+
+async def test_devices_are_published_without_binding_conditions_where_the_api_server_drops_them() -> None:
+    dropped = frozenset({"bindingConditions", "bindingFailureConditions"})
+    async with controller(SliceStore(dropped=dropped), binding_conditions=True) as here:
+        await here.controller.update([device(1, Readiness.DIRTY, being_cleaned=True)])
+        await here.until_published(1)
+        await settled()
+        assert here.api.requests == ["get node", "list", "create", "watch"]
+        assert "DRADeviceBindingConditions" in here.events("slices.feature-off")[0]["message"]
 
 
 async def test_instances_are_published_where_the_api_server_drops_counters() -> None:
@@ -368,6 +427,52 @@ async def test_slices_that_the_api_server_always_changes_are_not_written_for_eve
         await here.api.until(lambda: bool(here.events("slices.write-failed")))
         await settled()
         assert len([each for each in here.api.requests if each in ("create", "update")]) <= 5
+        assert "role" not in here.events("slices.write-failed")[0]["message"]
+
+
+def shuffled(number: int) -> list[SliceDevice]:
+    """Return devices whose order depends on ``number``."""
+    return [device(1), device(2, Readiness(number % 2)), device(3, Readiness((number + 1) % 2))]
+
+
+def described(number: int) -> list[SliceDevice]:
+    return [device(1, model=f"model {number}")]
+
+
+@pytest.mark.parametrize("changed", [shuffled, described])
+async def test_changes_during_each_write_do_not_make_publishing_fail(
+    changed: Callable[[int], list[SliceDevice]],
+) -> None:
+    numbers = itertools.count(1)
+
+    async def change(verb: str) -> None:
+        if verb in ("create", "update") and (number := next(numbers)) <= 10:
+            await here.controller.update(changed(number))
+
+    async with controller() as here:
+        here.api.fault = change
+        await here.controller.update(changed(0))
+        assert await here.controller.withdraw([DeviceOutOfService("GPU-0001", "xid")], DEADLINE)
+        assert here.store.taints() == {"gpu-0001": [f"{DRIVER}/xid"]}
+        assert here.events("slices.write-failed") == []
+
+
+@pytest.mark.parametrize("verb", ["update", "delete"])
+async def test_slice_of_another_client_with_the_same_name_is_neither_replaced_nor_deleted(verb: str) -> None:
+    async def replaced(current: str) -> None:
+        if current == verb and here.api.requests.count(verb) == 1:
+            (name,) = (each for each in here.store.slices if each.startswith("00" if verb == "update" else "01"))
+            foreign = copy.deepcopy(here.store.slices[name])
+            here.store.delete(name)
+            assert here.store.write(foreign)["metadata"]["uid"] != foreign["metadata"]["uid"]
+
+    async with controller() as here:
+        here.api.fault = replaced
+        await here.controller.update([device(number) for number in range(65)])
+        await here.until_published(*range(65))
+        await here.controller.update([device(number, model="other") for number in range(64)])
+        await advance_until(lambda: here.store.names() == [f"gpu-{number:04d}" for number in range(64)])
+        assert here.api.requests.count("list") >= 2
 
 
 async def test_only_one_instance_writes_until_it_ends(short_tmp: Any) -> None:

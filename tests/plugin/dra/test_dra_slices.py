@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tests.dra_slices import SliceStore
 
 DRIVER = "gpu.scrubber.dev"
 OWNER = SliceOwner(DRIVER, "node-1", "uid-of-node-1")
+WITH_BINDING = SliceFeatures(binding_conditions=True)
 TOKENS = map(str, itertools.count(1000))
 
 
@@ -39,7 +41,8 @@ def plan(store: SliceStore, *devices: SliceDevice, owner: SliceOwner = OWNER, **
     found = list(store.slices.values())
     facts.setdefault("times", taint_times(found))
     facts.setdefault("last_generation", 0)
-    return plan_slices(slice_contents(devices, DRIVER), found, owner, token=lambda: next(TOKENS), **facts)
+    contents = slice_contents(devices, DRIVER, facts.pop("features", None))
+    return plan_slices(contents, found, owner, token=lambda: next(TOKENS), **facts)
 
 
 def test_device_is_published_with_its_attributes_and_capacity() -> None:
@@ -103,6 +106,17 @@ def test_taints_have_one_key_for_each_reason_with_its_strongest_effect() -> None
     ]
 
 
+def test_only_devices_that_are_being_cleaned_have_binding_conditions_and_only_where_they_are_requested() -> None:
+    devices = device(1), device(2, readiness=Readiness.DIRTY, being_cleaned=True)
+    (content,) = slice_contents(devices, DRIVER, WITH_BINDING)
+    clean, dirty = content["devices"]
+    assert not clean.keys() & {"bindingConditions", "bindingFailureConditions"}
+    assert dirty["bindingConditions"] == [f"{DRIVER}/clean"]
+    assert dirty["bindingFailureConditions"] == [f"{DRIVER}/not-clean"]
+    (content,) = slice_contents(devices, DRIVER)
+    assert not any("bindingConditions" in each for each in content["devices"])
+
+
 def test_node_without_devices_has_one_empty_slice() -> None:
     store = SliceStore()
     store.apply(plan(store))
@@ -153,7 +167,8 @@ def test_slices_of_another_pool_or_without_a_position_are_deleted() -> None:
     for name, pool in (("00-other-pool", "pool-x"), ("strange", "node-1"), ("07-far", "node-1")):
         foreign["metadata"]["name"], foreign["spec"]["pool"]["name"] = name, pool
         store.write(foreign)
-    assert sorted(plan(store, device(1)).delete) == ["00-other-pool", "07-far", "strange"]
+    deleted = [each["metadata"]["name"] for each in plan(store, device(1)).delete]
+    assert sorted(deleted) == ["00-other-pool", "07-far", "strange"]
 
 
 def test_slice_of_a_node_that_was_created_again_gets_its_new_owner() -> None:
@@ -176,23 +191,25 @@ def test_taint_of_a_slice_that_was_deleted_keeps_its_time_from_memory() -> None:
 @pytest.mark.parametrize(
     ("dropped", "kept"),
     [
-        ([], SliceFeatures()),
-        (["taints"], SliceFeatures(taints=False)),
-        (["consumesCounters"], SliceFeatures(counters=False)),
-        (["taints", "consumesCounters"], SliceFeatures(taints=False, counters=False)),
+        ([], WITH_BINDING),
+        (["taints"], replace(WITH_BINDING, taints=False)),
+        (["consumesCounters"], replace(WITH_BINDING, counters=False)),
+        (["taints", "consumesCounters"], replace(WITH_BINDING, taints=False, counters=False)),
+        (["bindingConditions", "bindingFailureConditions"], replace(WITH_BINDING, binding_conditions=False)),
     ],
 )
 def test_fields_that_the_api_server_dropped_are_recognized(dropped: list[str], kept: SliceFeatures) -> None:
     store = SliceStore(dropped=frozenset(dropped))
-    part = device(2, parent="GPU-0001", memory_bytes=1 << 30, taints=(DeviceTaint("xid"),))
-    (sent, _) = plan(store, part).create
+    facts: dict[str, Any] = {"taints": (DeviceTaint("xid"),), "being_cleaned": True}
+    part = device(2, parent="GPU-0001", memory_bytes=1 << 30, **facts)
+    (sent, _) = plan(store, part, features=WITH_BINDING).create
     assert dropped_features(sent, store.write(sent)) == kept
 
 
 def test_shared_counters_that_the_api_server_dropped_are_recognized() -> None:
     store = SliceStore(dropped=frozenset({"sharedCounters"}))
     (_, sent) = plan(store, device(2, parent="GPU-0001", memory_bytes=1 << 30)).create
-    assert dropped_features(sent, store.write(sent)) == SliceFeatures(counters=False)
+    assert dropped_features(sent, store.write(sent)) == replace(WITH_BINDING, counters=False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""Checks of our DRA driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scrubber.doctor.deployment import DraDriver, OurProcess, find_drivers
+from scrubber.doctor.dra import dra_cluster, dra_driver
+from scrubber.doctor.model import CheckContext, CheckLevel, ClusterReport, DeviceReport
+from scrubber.doctor.queries import query_cluster
+from tests.cluster.api_server import ApiServerStandIn, Request, Response, failure, kubeconfig
+from tests.doctor.stage import KUBELET, found, healthy, levels, process, serving, with_driver
+
+DRIVER = ("/opt/scrubber/bin/python", "/opt/scrubber/bin/scrubber", "dra", "--node-name", "n1")
+REGISTRY = f"{KUBELET}/plugins_registry"
+PUBLISHED = ClusterReport(version="v1.36.2", slices=1, devices=2)
+LISTEN = "import socket, sys; s = socket.socket(1); s.bind(sys.argv[1]); s.listen(); print(); sys.stdin.read()"
+"""Listens on a socket of family 1, which is AF_UNIX."""
+
+
+@pytest.fixture
+def node(short_tmp: Path) -> Iterator[CheckContext]:
+    """A healthy node with a DRA driver instead of the device plugin; this process is the driver."""
+    with healthy(short_tmp) as node:
+        (node.root / REGISTRY / "scrubber-gpu-1.sock").unlink()
+        with_driver(node)
+        process(node.root, os.getpid(), arguments=DRIVER)
+        yield replace(
+            node,
+            cluster=PUBLISHED,
+            kubelet=replace(node.kubelet, containers_with_devices=0, pods_with_devices=frozenset()),
+        )
+
+
+@pytest.fixture
+def other(node: CheckContext) -> Iterator[int]:
+    """The PID of another process, which listens on ``other.sock`` of the node's root."""
+    command = [sys.executable, "-c", LISTEN, str(node.root / "other.sock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield child.pid
+        child.kill()
+
+
+def test_node_with_a_well_configured_driver_passes_every_check_of_it(node: CheckContext) -> None:
+    checked = levels(node)
+    names = ["device-plugins", "dra-driver", "dra-cluster", "dra-cdi", "dra-restarts"]
+    assert {name: checked[name] for name in names} == dict.fromkeys(names, CheckLevel.OK)
+    assert "can find what the claim's own pods left" in found(node, "dra-restarts").message
+
+
+def test_node_without_a_driver_has_no_check_of_it(short_tmp: Path) -> None:
+    with healthy(short_tmp) as plain:
+        assert [name for name in levels(plain) if name.startswith("dra-")] == []
+
+
+def test_driver_of_another_name_is_found_by_its_process(node: CheckContext) -> None:
+    process(node.root, os.getpid(), arguments=(*DRIVER, "--driver-name", "gpu.example.com"))
+    (node.root / REGISTRY / "gpu.scrubber.dev-reg.sock").rename(node.root / REGISTRY / "gpu.example.com-uid-reg.sock")
+    assert [each.name for each in find_drivers(node)] == ["gpu.example.com"]
+    assert found(node, "dra-driver").level is CheckLevel.OK
+
+
+def test_driver_whose_process_is_not_visible_is_a_warning(node: CheckContext) -> None:
+    (node.root / f"proc/{os.getpid()}/cmdline").unlink()
+    check = found(node, "dra-driver")
+    assert (check.level, "not visible" in check.message) == (CheckLevel.WARNING, True)
+
+
+def test_second_driver_with_the_same_name_is_a_warning(node: CheckContext, other: int) -> None:
+    (node.root / REGISTRY / "gpu.scrubber.dev-uid-reg.sock").symlink_to(node.root / "other.sock")
+    process(node.root, other, arguments=DRIVER)
+    check = found(node, "dra-driver")
+    assert check.level is CheckLevel.WARNING
+    assert str(other) in check.message
+    assert "--driver-name" in check.remedy
+
+
+def test_drivers_of_different_names_are_no_finding(node: CheckContext, other: int) -> None:
+    (node.root / REGISTRY / "b.dev-reg.sock").symlink_to(node.root / "other.sock")
+    process(node.root, other, arguments=(*DRIVER, "--driver-name=b.dev"))
+    assert levels(node)["dra-driver"] is CheckLevel.OK
+
+
+def test_driver_of_nvidia_for_the_same_gpus_is_an_error(node: CheckContext, other: int) -> None:
+    (node.root / REGISTRY / "gpu.nvidia.com-reg.sock").symlink_to(node.root / "other.sock")
+    process(node.root, other, arguments=("gpu-kubelet-plugin",))
+    (rival, ours) = (check for check in dra_driver(node) if check.name == "dra-driver")
+    assert (rival.level, "gpu.nvidia.com-reg.sock" in rival.message) == (CheckLevel.ERROR, True)
+    assert ours.level is CheckLevel.OK
+
+
+def test_cdi_directory_that_the_driver_does_not_have_is_an_error(node: CheckContext) -> None:
+    (node.root / f"proc/{os.getpid()}/root/var/run/cdi").unlink()
+    check = found(node, "dra-cdi")
+    assert (check.level, "does not exist" in check.message) == (CheckLevel.ERROR, True)
+
+
+def test_read_only_cdi_directory_is_an_error(node: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    check = found(node, "dra-cdi")
+    assert (check.level, "is read-only" in check.message) == (CheckLevel.ERROR, True)
+
+
+def test_cdi_directory_where_no_runtime_looks_is_a_warning(node: CheckContext) -> None:
+    process(node.root, os.getpid(), arguments=(*DRIVER, "--cdi-dir", "/data/cdi"))
+    (node.root / f"proc/{os.getpid()}/root/data/cdi").mkdir(parents=True)
+    check = found(node, "dra-cdi")
+    assert (check.level, "cdi_spec_dirs" in check.message) == (CheckLevel.WARNING, True)
+
+
+def test_cdi_directory_is_found_where_var_run_is_an_absolute_link_in_the_drivers_image(node: CheckContext) -> None:
+    inside = node.root / f"proc/{os.getpid()}/root"
+    (inside / "var/run/cdi").unlink()
+    (inside / "var/run").rmdir()
+    (inside / "var/run").symlink_to("/run")
+    (inside / "run").mkdir()
+    (inside / "run/cdi").symlink_to(node.root / "var/run/cdi")
+    assert found(node, "dra-cdi").level is CheckLevel.OK
+
+
+@pytest.mark.parametrize(
+    ("of_plugin", "of_driver", "level"),
+    [
+        ((), (), CheckLevel.ERROR),
+        (("--devices", "0"), ("--devices=GPU-b",), CheckLevel.OK),
+        (("--devices", "0"), ("--devices", "!1"), CheckLevel.ERROR),
+        (("--devices", "gpu"), ("--devices", "instance"), CheckLevel.OK),
+        (("--devices", "0-1"), (), CheckLevel.ERROR),
+    ],
+)
+def test_device_that_the_plugin_and_the_driver_both_offer_is_an_error(
+    node: CheckContext, other: int, of_plugin: tuple[str, ...], of_driver: tuple[str, ...], level: CheckLevel
+) -> None:
+    (node.root / REGISTRY / "scrubber-gpu-1.sock").symlink_to(node.root / "other.sock")
+    process(node.root, other, arguments=("python", "scrubber", "plugin", *of_plugin))
+    process(node.root, os.getpid(), arguments=(*DRIVER, *of_driver))
+    assert found(node, "dra-devices").level is level
+
+
+def test_device_that_both_offer_is_named(node: CheckContext, other: int) -> None:
+    (node.root / REGISTRY / "scrubber-gpu-1.sock").symlink_to(node.root / "other.sock")
+    process(node.root, other, arguments=("python", "scrubber", "plugin"))
+    check = found(node, "dra-devices")
+    assert "both offer GPU-a and 1 more" in check.message
+    assert "--devices" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("cluster", "level", "message"),
+    [
+        (ClusterReport(error="It did not respond within 3 s."), CheckLevel.WARNING, "did not respond"),
+        (ClusterReport(version="v1.33.4"), CheckLevel.ERROR, "Kubernetes is v1.33.4"),
+        (replace(PUBLISHED, version="v1.34.0-gke.1"), CheckLevel.OK, "2 of the node's devices in 1 ResourceSlice,"),
+        (replace(PUBLISHED, denied=("get nodes", "watch resourceclaims")), CheckLevel.ERROR, "get nodes, watch res"),
+        (replace(PUBLISHED, slices=0), CheckLevel.ERROR, "no ResourceSlice"),
+        (ClusterReport(version="v1.36.2", slices_error="403: cannot list"), CheckLevel.ERROR, "cannot list"),
+    ],
+)
+def test_what_the_api_server_says_is_judged(
+    node: CheckContext, cluster: ClusterReport, level: CheckLevel, message: str
+) -> None:
+    check = found(replace(node, cluster=cluster), "dra-cluster")
+    assert (check.level, message in check.message) == (level, True)
+
+
+def test_device_out_of_service_without_any_taint_hints_at_the_feature_gate(node: CheckContext) -> None:
+    sick = serving(node, devices=(DeviceReport("GPU-a", "0", advertised=False),))
+    first, *_ = dra_cluster(sick)
+    assert (first.level, "DRADeviceTaints" in first.message) == (CheckLevel.WARNING, True)
+    assert [each.level for each in dra_cluster(replace(sick, cluster=replace(PUBLISHED, devices_with_taints=1)))] == [
+        CheckLevel.OK
+    ]
+
+
+def driver_with(credentials: Path) -> DraDriver:
+    arguments = (*DRIVER, "--kubeconfig", str(credentials))
+    return DraDriver("gpu.scrubber.dev", OurProcess(1, Path("/"), arguments, {}), Path("/gpu.scrubber.dev-reg.sock"))
+
+
+async def test_api_server_reports_what_the_driver_may_do_and_has_published(short_tmp: Path) -> None:
+    published = {"spec": {"devices": [{"name": "a"}, {"name": "b", "taints": [{"key": "k"}]}]}}
+
+    def answer(request: Request) -> Response:
+        if request.path == "/version":
+            return Response(200, {"gitVersion": "v1.36.2"})
+        if request.path.endswith("selfsubjectaccessreviews"):
+            attributes = request.body["spec"]["resourceAttributes"]
+            denied = attributes.get("subresource") == "driver" or attributes["resource"] == "nodes"
+            return Response(201, request.body | {"status": {"allowed": not denied}})
+        return Response(200, {"metadata": {"resourceVersion": "4"}, "items": [published]})
+
+    async with ApiServerStandIn() as server:
+        server.fault = answer
+        report = await query_cluster(driver_with(kubeconfig(short_tmp, server.url).path))
+        assert report == ClusterReport(
+            version="v1.36.2",
+            denied=("associated-node:patch resourceclaims/driver", "get nodes"),
+            slices=1,
+            devices=2,
+            devices_with_taints=1,
+        )
+        assert {each.method for each in server.requests} == {"GET", "POST"}
+
+
+async def test_api_server_that_refuses_or_is_away_is_an_error_of_the_report(short_tmp: Path) -> None:
+    async with ApiServerStandIn() as server:
+        server.fault = lambda _: failure(401, "Unauthorized", "no")
+        path = kubeconfig(short_tmp, server.url).path
+        assert "401" in (await query_cluster(driver_with(path))).error
+    assert (await query_cluster(driver_with(path))).error
+    assert (
+        "not found"
+        in (await query_cluster(replace(driver_with(path), process=OurProcess(1, short_tmp, DRIVER, {})))).error
+    )
