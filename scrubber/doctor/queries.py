@@ -170,7 +170,7 @@ async def query_kubelet(
     try:
         from scrubber.adapters.clock import SystemClock
         from scrubber.adapters.kubelet.assignments import KubeletAssignments
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - generated code has its own error classes
         return KubeletReport(
             was_queried=True, message=f"It cannot be queried ({type(error).__name__}: {error}).".replace("\n", " ")
         )
@@ -231,7 +231,7 @@ async def query_cluster(driver: DraDriver, seconds: float = _CLUSTER_SECONDS) ->
     try:
         from plugin.cluster.client import ApiServerClient
         from plugin.cluster.errors import ClusterError
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - generated code has its own error classes
         return ClusterReport(error=f"{type(error).__name__}: {error}".partition("\n")[0])
     node = driver.process.setting("--node-name", "SCRUBBER_NODE_NAME")
     credentials = _credentials_of(driver)
