@@ -7,7 +7,7 @@ CODE  := $(wildcard scrubber plugin dashboards tests bench scripts)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-fast lint format bench soak pod-matrix boards boards-preview reference chart deb gpu-check cluster-check kernels protos lock clean
+.PHONY: help venv demo test test-fast property lint format bench soak pod-matrix boards boards-preview reference chart deb image release gpu-check cluster-check kernels protos lock clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml requirements/dev.txt scripts/bootstrap.sh
 	@scripts/bootstrap.sh $(VENV)
 	@touch $@
 
-demo: $(STAMP)  ## the story of a hand-over, on a simulated node (ARGS=--dra: with resource claims)
+demo: $(STAMP)  ## the story of a hand-over, on a simulated node (ARGS=--dra: with resource claims; ARGS="--backend command": a program manages the devices)
 	@$(BIN)/scrubber demo $(ARGS)
 
 test: $(STAMP)  ## all tests but those that ask for a real GPU, four processes at a time
@@ -26,6 +26,9 @@ test: $(STAMP)  ## all tests but those that ask for a real GPU, four processes a
 
 test-fast: $(STAMP)  ## decisions, formats, protocols and documents: the tests that start few processes or none
 	@scripts/test.sh $(BIN)/python fast
+
+property: $(STAMP)  ## the searching tests (simulated cluster, Hypothesis) as deep as tests/depth.py says (hours)
+	@scripts/test.sh $(BIN)/python property
 
 lint: $(STAMP)  ## style, types and import rules
 	$(BIN)/ruff check .
@@ -63,6 +66,15 @@ chart: $(STAMP)  ## generate the Helm chart from the kustomize manifests, check 
 deb: $(STAMP)  ## build a Debian package of both programs as systemd units, into dist
 	$(BIN)/python scripts/build_deb.py $(ARGS)
 
+# As root on Debian 12. ARGS="--cuda 13", "--cuda none"; ARGS=--lock takes newer Debian packages. docs/deploying.md#the-image
+image: $(STAMP)  ## build the container image as an OCI archive with its list of contents, start it, and check it
+	$(BIN)/python -m scripts.build_image $(ARGS)
+
+# VERSION=x.y.z; KEY=FILE signs the provenance, SOURCE=URL names the sources in it. docs/releasing.md
+release: $(STAMP)  ## build wheel, images, chart and Debian package with checksums and provenance into dist/VERSION
+	$(BIN)/python -m scripts.release $(if $(VERSION),'$(VERSION)',$(error name the version: make release VERSION=x.y.z)) \
+		$(if $(KEY),--key '$(KEY)') $(if $(SOURCE),--source '$(SOURCE)')
+
 # On a machine with a GPU that nobody else uses. PYTHON may have CuPy and nvidia-ml-py already; nothing is installed.
 PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 gpu-check:  ## what only a real GPU can prove; overwrites its memory; results go to bench/results/
@@ -74,6 +86,7 @@ cluster-check: $(STAMP)  ## on a cluster: what does a tenant find of the one bef
 		$(if $(DEVICE_CLASS),--device-class '$(DEVICE_CLASS)') $(if $(IMAGE),--image '$(IMAGE)') \
 		$(if $(NAMESPACE_PREFIX),--namespace-prefix '$(NAMESPACE_PREFIX)') $(ARGS)
 
+# The kernels for AMD GPUs: scripts/make_amd_kernels.py, with clang-19 and lld-19.
 kernels: $(STAMP)  ## compile the CUDA kernels to PTX anew
 	$(BIN)/python scripts/make_kernels.py
 
@@ -89,6 +102,7 @@ lock: $(STAMP)  ## resolve the dependencies anew (UPGRADE=--upgrade to take newe
 	$(COMPILE) --output-file requirements/dev.txt --group dev --constraint requirements/base.txt pyproject.toml
 	$(COMPILE) --extra cuda12 --extra otel --constraint requirements/dev.txt --output-file deploy/container/cuda12.txt pyproject.toml
 	$(COMPILE) --extra cuda13 --extra otel --constraint requirements/dev.txt --output-file deploy/container/cuda13.txt pyproject.toml
+	$(COMPILE) --extra otel --constraint requirements/dev.txt --output-file deploy/container/none.txt pyproject.toml
 	$(COMPILE) --output-file requirements/build.txt --group build --constraint requirements/dev.txt
 
 clean:  ## remove what was built; the ledger of a running service is not ours to touch

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from plugin.amd import AMD_RESOURCE, AmdNaming, amd_resource
 from plugin.cluster.agent_pause import AgentPauser, AgentPauseTimes
 from plugin.cluster.condition import ConditionFormat
 from plugin.cluster.credentials import ClusterMode, resolve_credentials
@@ -105,8 +106,9 @@ class PluginSettings:
     Attributes:
         kubelet_dir: contains ``device-plugins/`` and ``plugins_registry/``.
         socket: directory of the service's sockets.
-        resource_name: name by which pods request a whole device; empty: ``nvidia.com/gpu`` for an NVIDIA GPU and
-            ``scrubber.dev/gpu`` for a simulated one.
+        resource_name: name by which pods request a whole device; empty: ``nvidia.com/gpu`` for an NVIDIA GPU,
+            ``amd.com/gpu`` for an AMD GPU and ``scrubber.dev/gpu`` for any other device.
+        amd_naming: how partitions of AMD GPUs are advertised.
         devices: the devices that are advertised.
         registration: ``auto``, ``watcher`` or ``classic``.
         log_format: ``auto`` (text on a terminal, else JSON lines), ``json`` or ``console``.
@@ -138,6 +140,7 @@ class PluginSettings:
     kubelet_dir: Path = Path("/var/lib/kubelet")
     socket: Path = Path("/run/scrubber")
     resource_name: str = ""
+    amd_naming: AmdNaming = AmdNaming.SINGLE
     devices: DeviceSelection = ALL_DEVICES
     registration: str = "auto"
     log_format: str = "auto"
@@ -703,7 +706,7 @@ def _resources(
         InjectionCheck() if host is None else check_injection(nvidia.injection.strategies, host, nvidia.cdi_directory)
     )
     refused = found.error if nvidia.refuse_unsuitable_runtime else ""
-    layout = ResourceLayout(nvidia.mig, settings.resource_name, nvidia.sharing, refused)
+    layout = ResourceLayout(nvidia.mig, settings.resource_name, nvidia.sharing, refused, settings.amd_naming)
     unknown = found.unknown or (found.error if not refused else "")
     if not nvidia.injection.needs_cdi:
         return AdvertisedResources(layout, log=log, publish_mapping=announce, injection_unknown=unknown)
@@ -738,11 +741,13 @@ def _plugin_name(settings: PluginSettings) -> str:
 
 def _possible_resources(settings: PluginSettings, nvidia: NvidiaPluginSettings) -> list[str]:
     """Return names to check before anything is started; for MIG instances, one of the maximum length."""
-    whole = [settings.resource_name] if settings.resource_name else [SIMULATED_RESOURCE, NVIDIA_RESOURCE]
+    whole = [settings.resource_name] if settings.resource_name else [SIMULATED_RESOURCE, AMD_RESOURCE, NVIDIA_RESOURCE]
     domain = whole[-1].partition("/")[0]
     sharing = nvidia.sharing
     shared = [sharing.advertised_name(resource) for resource in sharing.shares]
     mixed = [f"{domain}/mig-1c.1g.100gb.me.all"] if nvidia.mig is MigStrategy.MIXED else []
+    if settings.amd_naming is AmdNaming.MIXED:
+        mixed.append(amd_resource(settings.resource_name or AMD_RESOURCE, "cpx_nps8", settings.amd_naming))
     return [*whole, *shared, *mixed]
 
 

@@ -64,6 +64,9 @@ if [ ${#shells[@]} -gt 0 ]; then
     (install_debian "${shells[@]}") || echo "bootstrap: without ${shells[*]} the tests of completion fail" >&2
 fi
 
+# A test verifies a release with it, as users do. Nothing else needs it.
+command -v openssl >/dev/null || (install_debian openssl) || echo "bootstrap: without openssl a test of releases fails" >&2
+
 # A directory that was copied from elsewhere, or whose interpreter was removed, is created again instead of repaired.
 if [ -e "$venv" ] && ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     [ -e "$venv/pyvenv.cfg" ] || refuse "$venv exists and is not a virtual environment; move it"

@@ -9,6 +9,7 @@ Debian or Ubuntu on which it was built. Nothing on this machine is changed but t
 from __future__ import annotations
 
 import argparse
+import csv
 import gzip
 import os
 import shutil
@@ -16,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from email.utils import formatdate
+from hashlib import sha256
 from pathlib import Path
 
 import scrubber
@@ -29,7 +32,7 @@ PREFIX = Path("opt/scrubber")
 LOCKS = {
     "12": _ROOT / "deploy" / "container" / "cuda12.txt",
     "13": _ROOT / "deploy" / "container" / "cuda13.txt",
-    "none": _ROOT / "requirements" / "base.txt",
+    "none": _ROOT / "deploy" / "container" / "none.txt",
 }
 _MAINTAINER = "gpu-scrubber maintainers <gpu-scrubber@localhost>"
 _SCRIPTS = ("postinst", "prerm", "postrm")
@@ -55,9 +58,33 @@ def create_environment(tree: Path, python: Path, lock: Path) -> None:
             file.unlink()
     for file in (place / "pyvenv.cfg", *(each for each in (place / "bin").iterdir() if not each.is_symlink())):
         file.write_text(file.read_text(encoding="utf-8").replace(str(place), f"/{PREFIX}"), encoding="utf-8")
+    update_records(place)
     # By hash: the time of the sources is not that of their installation.
     compiling = ("-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", tree, "-p", "/")
     _run(place / "bin" / "python", *compiling, place / "lib")
+
+
+def update_records(place: Path) -> None:
+    """Make the lists of installed files in the environment at ``place`` agree with its scripts.
+
+    pip wrote them before scripts were removed and got their final interpreter, so they contain hashes of files that name the
+    directory of this build.
+    """
+    for record in place.glob("lib/python3*/site-packages/*.dist-info/RECORD"):
+        with record.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+        kept = []
+        for name, digest, size in rows:
+            path = record.parent.parent / name
+            if name.startswith("../"):
+                if not path.exists():
+                    continue
+                content = path.read_bytes()
+                digest = f"sha256={urlsafe_b64encode(sha256(content).digest()).rstrip(b'=').decode()}"
+                size = str(len(content))
+            kept.append((name, digest, size))
+        with record.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(kept)
 
 
 def assemble(tree: Path, out: Path, version: str, depends: str, maintainer: str = _MAINTAINER) -> Path:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import yaml
 
 import scrubber
+from scrubber.backends import BACKENDS
 from scrubber.config.bundled import bundled_policies
 from scrubber.config.policy_format import policy_schema
 
@@ -277,7 +278,7 @@ def _daemon_set(name: str, content: dict[Any, Node]) -> None:
     for each in (container, *(initial.value if initial else ())):
         each["image"] = Raw('{{ include "scrubber.image" $ | quote }}')
         each["imagePullPolicy"] = Raw("{{ $.Values.image.pullPolicy }}")
-        if key != "service":
+        if key != "service" or each is not container:
             each["securityContext"]["seLinuxOptions"] = Block("$.Values.seLinuxOptions")
     container["resources"] = Block(f"{own}.resources")
     content["spec"]["updateStrategy"] = Block(f"{own}.updateStrategy")
@@ -299,6 +300,8 @@ def _daemon_set(name: str, content: dict[Any, Node]) -> None:
             environment.append(
                 When(moved, {"name": variable, "value": Raw(f"{{{{ $.Values.kubeletDir }}}}/{directory}")})
             )
+        enabled = {"name": "SCRUBBER_DRA_BINDING_CONDITIONS", "value": "true"}
+        environment.append(When("$.Values.dra.bindingConditions", enabled))
     else:
         environment.append(When(moved, {"name": "SCRUBBER_KUBELET_DIR", "value": Raw("{{ $.Values.kubeletDir }}")}))
     environment.append(Rest(f"{own}.env"))
@@ -335,11 +338,17 @@ def _move(node: Node, *way: str) -> None:
 
 def _service(pod: dict[Any, Node], container: dict[Any, Node]) -> None:
     pod["terminationGracePeriodSeconds"] = Raw("{{ $.Values.service.terminationGracePeriodSeconds | int }}")
-    runtime = pod["runtimeClassName"]
+    runtime, nvidia = pod["runtimeClassName"], '(eq $.Values.backend "nvidia")'
     assert isinstance(runtime, When)
     pod["runtimeClassName"] = When(
-        f"(and {runtime.condition} $.Values.runtimeClassName)", Raw("{{ $.Values.runtimeClassName | quote }}")
+        f"(and {runtime.condition} {nvidia} $.Values.runtimeClassName)",
+        Raw("{{ $.Values.runtimeClassName | quote }}"),
     )
+    container["args"][container["args"].index("--backend=nvidia")] = Raw("--backend={{ $.Values.backend }}")
+    container["env"][:] = [
+        When(nvidia, each) if isinstance(each, dict) and each["name"].startswith("NVIDIA_") else each
+        for each in container["env"]
+    ]
     named, written = '(kindIs "string" $policy)', '(and $policy (kindIs "map" $policy))'
     container["env"] += [
         When(named, {"name": "SCRUBBER_POLICY", "value": Raw("{{ $policy | quote }}")}),
@@ -371,6 +380,9 @@ def _plugin(pod: dict[Any, Node], container: dict[Any, Node]) -> None:
             {"name": "FAIL_ON_INIT_ERROR", "value": Raw("{{ $.Values.failOnInitError | quote }}")},
         )
     )
+    for each in environment:
+        if isinstance(each, When) and each.value["name"] == "SCRUBBER_YIELD_LABELS":
+            each.value["value"] = Raw("""{{ join "," $.Values.cluster.yield.labels | quote }}""")
     environment.append(When("$configFile", {"name": "CONFIG_FILE", "value": "/etc/scrubber/config.yaml"}))
     container["volumeMounts"].append(
         When("$configFile", {"name": "config", "mountPath": "/etc/scrubber", "readOnly": True})
@@ -573,6 +585,7 @@ def values_schema() -> dict[str, Any]:
             tag=_value("string", "Its tag, or its digest (sha256:…); by default the chart's version."),
             pullPolicy=_value("string", "When nodes pull it.", enum=["Always", "IfNotPresent", "Never"]),
         ),
+        backend=_value("string", "How the service reaches the devices.", enum=sorted(BACKENDS)),
         imagePullSecrets=_OBJECTS | {"description": "Secrets of the namespace with credentials for the registry."},
         nodeSelector=_TEXTS | {"description": "Labels of the nodes, besides kubernetes.io/os."},
         affinity=_value("object", "Affinity of the pods."),
@@ -585,7 +598,7 @@ def values_schema() -> dict[str, Any]:
         ),
         podAnnotations=_TEXTS | {"description": "Annotations of the pods."},
         runtimeClassName=_value(["string", "null"], "Runtime class of the service's pod, which gives it the driver."),
-        seLinuxOptions=_TEXTS | {"description": "SELinux options of the plugin's or the DRA driver's container."},
+        seLinuxOptions=_TEXTS | {"description": "SELinux options of every container that is not privileged."},
         kubeletDir=_value("string", "Directory of the kubelet.", pattern="^/.*[^/]$"),
         allowDefaultNamespace=_value("boolean", "Permit an installation in the namespace default."),
         policy={"$ref": "#/$defs/PolicyValue"},
@@ -624,6 +637,9 @@ def values_schema() -> dict[str, Any]:
             extendedResourceName=_value(
                 "string", "Resource name by which pods can request the class gpu.scrubber.dev."
             ),
+            bindingConditions=_value(
+                "boolean", "Bind pods to devices that are being cleaned only once they are clean."
+            ),
         ),
         gpuOperator=_object(
             enabled=_value("boolean", "For nodes of NVIDIA's GPU Operator."),
@@ -638,7 +654,17 @@ def values_schema() -> dict[str, Any]:
             reporting=_switch("Report the node's GPUs to the API server."),
             taint=_switch("Taint the node while none of its GPUs is in service; needs reporting."),
             eviction=_switch("Permit evictions, which the policy must permit too; needs reporting."),
-            **{"yield": _switch("Yield the node while its label nvidia.com/gpu.deploy.client is not true.")},
+            **{
+                "yield": _object(
+                    enabled=_value("boolean", "Yield the node while one of these labels of it is not true."),
+                    labels={
+                        "type": "array",
+                        "items": {"type": "string", "minLength": 1},
+                        "minItems": 1,
+                        "description": "Labels of the node.",
+                    },
+                )
+            },
             nvsentinel=_switch("Report to NVSentinel on the node."),
         ),
         reset=_object(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from scrubber.config.command_file import command_file_schema
 from scrubber.config.infrastructure_file import infrastructure_schema
 from scrubber.config.policy_format import policy_reference, policy_schema
 from scrubber.config.xid_file import xid_schema
@@ -18,6 +19,7 @@ from scrubber.config.xid_file import xid_schema
 _ROOT = Path(__file__).resolve().parent.parent
 
 DERIVED: Mapping[Path, Callable[[], str]] = {
+    _ROOT / "policies" / "schema" / "command.schema.json": lambda: render_schema(command_file_schema()),
     _ROOT / "policies" / "schema" / "infrastructure.schema.json": lambda: render_schema(infrastructure_schema()),
     _ROOT / "policies" / "schema" / "policy.schema.json": lambda: render_schema(policy_schema()),
     _ROOT / "policies" / "schema" / "xid.schema.json": lambda: render_schema(xid_schema()),

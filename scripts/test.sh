@@ -5,10 +5,14 @@
 # Each part has a separate PID namespace where the kernel and the user's permissions allow it: a scan of /proc then finds
 # no process of another part. PID 1 is a shell, which reaps orphans.
 #
-#   scripts/test.sh PYTHON [fast]
+#   scripts/test.sh PYTHON [fast | property]
 set -uo pipefail
-export python=$1 lock=${BASH_SOURCE[0]}
-if [[ ${2:-all} == fast ]]; then
+export python=$1 lock=${BASH_SOURCE[0]} options=
+if [[ ${2:-all} == property ]]; then
+  # The searching tests, as deep as tests/depth.py says: each file is a part, and none has a deadline.
+  options='--hypothesis-profile=deep --timeout=0'
+  parts=(tests/property/test_*.py tests/dashboards/test_hostile_hour.py)
+elif [[ ${2:-all} == fast ]]; then
   parts=(
     'tests/engine tests/domain tests/config tests/doctor'
     'tests/plugin tests/cluster tests/daemon'
@@ -16,21 +20,23 @@ if [[ ${2:-all} == fast ]]; then
   )
 else
   parts=(
+    'tests/integration/test_d*.py'
     'tests/integration/test_[n-r]*.py'
-    'tests/property/test_[a-o]*.py'
-    'tests/property/test_[!a-o]*.py'
+    'tests/integration/test_[abce-g]*.py'
+    'tests/adapters/test_[!a-n]*.py'
     'tests/dashboards/test_[!amp]*.py'
-    'tests/integration/test_[!a-r]*.py'
-    'tests/adapters/test_[!a-k]*.py'
-    'tests/dashboards/test_[amp]*.py'
-    'tests/chaos/test_k*.py'
-    'tests/chaos/test_[!k]*.py'
-    'tests/integration/test_[a-g]*.py'
-    'tests/integration/test_[h-m]*.py'
-    'tests/cli'
+    'tests/adapters/test_[l-n]*.py'
     'tests/engine'
-    'tests/adapters/test_[a-k]*.py'
+    'tests/cli'
+    'tests/property/test_[!a-o]*.py'
+    'tests/property/test_[a-o]*.py'
     'tests/plugin'
+    'tests/integration/test_[!a-r]*.py'
+    'tests/dashboards/test_[amp]*.py'
+    'tests/adapters/test_[a-k]*.py'
+    'tests/chaos/test_[!k]*.py'
+    'tests/integration/test_[h-m]*.py'
+    'tests/chaos/test_k*.py'
   )
   # All remaining tests are one more part, so that new tests are not left out.
   parts+=("tests${parts[*]/#/ --ignore-glob=}")
@@ -44,11 +50,11 @@ part() {
   local status=0
   log=$(mktemp)
   trap 'rm -f "$log"' EXIT
-  # shellcheck disable=SC2086 - patterns and options in it must be split
+  # shellcheck disable=SC2086 - patterns and options must be split
   case $1 in
     *--ignore-glob=*) set -f ;;  # those patterns are pytest's
   esac
-  isolated "$python" -m pytest -p no:cacheprovider $1 >"$log" 2>&1 || status=1
+  isolated "$python" -m pytest -p no:cacheprovider $options $1 >"$log" 2>&1 || status=1
   flock "$lock" cat "$log"
   return "$status"
 }

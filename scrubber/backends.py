@@ -6,6 +6,7 @@ that the command line can read the registry without loading them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -85,6 +86,36 @@ def _open_simulated(context: BackendContext) -> AbstractAsyncContextManager[Devi
     )
 
 
+def _command_signals() -> SignalTable:
+    from scrubber.adapters.command.conditions import COMMAND_SIGNALS
+
+    return COMMAND_SIGNALS
+
+
+def _check_command(settings: ServiceSettings) -> None:
+    from scrubber.config.command_file import CommandFileSource
+
+    if settings.config is None:
+        raise InvalidConfiguration(
+            "The command backend needs a file that names its program: pass it with --config FILE."
+        )
+    CommandFileSource(settings.config)
+
+
+def _open_command(context: BackendContext) -> AbstractAsyncContextManager[DeviceBackend]:
+    from scrubber.adapters.command.backend import command_backend
+    from scrubber.config.command_file import CommandFileSource
+
+    assert context.settings.config is not None  # checked with the settings
+    return command_backend(
+        CommandFileSource(context.settings.config),
+        context.settings.state_dir / _LOCKS,
+        node=context.settings.node_name,
+        infrastructure=context.infrastructure,
+        owner=os.geteuid(),
+    )
+
+
 def _nvidia_signals() -> SignalTable:
     from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 
@@ -124,6 +155,38 @@ def _unsupported_by_nvidia(settings: Mapping[str, str]) -> Sequence[str]:
     return validation_errors(settings)
 
 
+def _amd_signals() -> SignalTable:
+    from scrubber.adapters.amd.conditions import AMD_SIGNALS
+
+    return AMD_SIGNALS
+
+
+def _check_amd(settings: ServiceSettings) -> None:
+    if not settings.amd_root.is_dir():
+        raise InvalidConfiguration(
+            f"--amd-root {settings.amd_root} does not exist; pass the directory that contains sys, dev and opt/rocm, "
+            "usually /."
+        )
+
+
+def _open_amd(context: BackendContext) -> AbstractAsyncContextManager[DeviceBackend]:
+    from scrubber.adapters.amd.backend import amd_backend
+
+    return amd_backend(
+        context.settings.amd_root,
+        context.settings.state_dir,
+        node=context.settings.node_name,
+        driver_call_timeout=context.driver_call_timeout,
+        infrastructure=context.infrastructure,
+    )
+
+
+def _unsupported_by_amd(settings: Mapping[str, str]) -> Sequence[str]:
+    from scrubber.adapters.amd.driver_settings import validation_errors
+
+    return validation_errors(settings)
+
+
 _ROWS = (
     Backend(
         name="sim",
@@ -144,6 +207,23 @@ _ROWS = (
         lock_directory=lambda settings: settings.state_dir / _LOCKS,
         agents=_dcgm,
         unsupported_settings=_unsupported_by_nvidia,
+    ),
+    Backend(
+        name="amd",
+        summary="AMD Instinct GPUs",
+        signal_table=_amd_signals,
+        check_settings=_check_amd,
+        open=_open_amd,
+        lock_directory=lambda settings: settings.state_dir / _LOCKS,
+        unsupported_settings=_unsupported_by_amd,
+    ),
+    Backend(
+        name="command",
+        summary="a program of yours",
+        signal_table=_command_signals,
+        check_settings=_check_command,
+        open=_open_command,
+        lock_directory=lambda settings: settings.state_dir / _LOCKS,
     ),
 )
 

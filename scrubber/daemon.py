@@ -31,6 +31,7 @@ from scrubber.adapters.cgroups.hierarchy import discover_root
 from scrubber.adapters.cgroups.systemd_unit import systemd_unit_of
 from scrubber.adapters.clock import SystemClock
 from scrubber.adapters.journald import AnnouncingResetter
+from scrubber.adapters.kubelet.absent import NoKubelet
 from scrubber.adapters.kubelet.assignments import KubeletAssignments
 from scrubber.adapters.kubelet.pid_namespace import require_node_pid_namespace
 from scrubber.adapters.kubelet.pod_identity import PodIdentities
@@ -446,16 +447,22 @@ async def _serve_devices(core: _Core, state: LedgerState, left: _Left) -> _Left:
         def meaning(resource: str, listed: str) -> MappedDevice | None:
             return node.resolve_id(resource, listed)
 
-        assignments = KubeletAssignments(
-            pod_resources_socket=settings.pod_resources_socket,
-            kubelet_dir=settings.kubelet_dir,
-            pod_logs_dir=settings.pod_logs_dir,
-            device_ids=known_devices,
-            clock=clock,
-            resolve_alias=meaning,
-            pod_uid_of=containers.pod_uid_of,
-            restart_grace=settings.list_stabilize_seconds,
+        assignments = (
+            KubeletAssignments(
+                pod_resources_socket=settings.pod_resources_socket,
+                kubelet_dir=settings.kubelet_dir,
+                pod_logs_dir=settings.pod_logs_dir,
+                device_ids=known_devices,
+                clock=clock,
+                resolve_alias=meaning,
+                pod_uid_of=containers.pod_uid_of,
+                restart_grace=settings.list_stabilize_seconds,
+            )
+            if settings.kubelet
+            else NoKubelet(clock)
         )
+        if not settings.kubelet:
+            core.log.info("kubelet.none")
         stack.push_async_callback(assignments.close)
         dependencies = Dependencies(
             clock=clock,
@@ -535,7 +542,11 @@ def _device_tasks(
 
     return core.ledger_tasks() | {
         "signals": follow_signals(node, dependencies=dependencies),
-        "health": watch_health(node, dependencies=dependencies, interval=interval * _INTERVALS_PER_HEALTH_CHECK),
+        "health": watch_health(
+            node,
+            dependencies=dependencies,
+            interval=max(interval * _INTERVALS_PER_HEALTH_CHECK, backend.poll_interval),
+        ),
         "pods": watch_pods(node, dependencies=dependencies, interval=interval),
         "pod ends": follow_pod_ends(node, dependencies=dependencies),
         "inventory": watch_inventory(node, inventory=backend.inventory, dependencies=dependencies, add_device=greet),
@@ -651,10 +662,13 @@ def _service_paths(settings: ServiceSettings, policies: PolicySource, containers
     places: dict[str, Path | None] = {
         "state": settings.state_dir,
         "policy": policies.path.absolute(),
-        "kubelet": settings.kubelet_dir,
-        "pod-resources": settings.pod_resources_socket,
-        "pod-logs": settings.pod_logs_dir,
     }
+    if settings.kubelet:
+        places |= {
+            "kubelet": settings.kubelet_dir,
+            "pod-resources": settings.pod_resources_socket,
+            "pod-logs": settings.pod_logs_dir,
+        }
     if isinstance(containers, CgroupContainers):
         places["cgroups"] = settings.cgroup_root or discover_root()
     return {name: str(path) for name, path in places.items() if path is not None}

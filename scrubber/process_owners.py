@@ -19,6 +19,7 @@ from scrubber.domain.infrastructure import (
     class_of_unit,
     infrastructure_kind,
 )
+from scrubber.domain.jobs import parse_process_group
 from scrubber.domain.policy import Infrastructure
 
 __all__ = ["PodNames", "ProcessOwners"]
@@ -79,6 +80,8 @@ class ProcessOwners:
             return ProcessOwner()
         if uid is None:
             return ProcessOwner(unit=self._unit_of(pid) or "")
+        if (job := parse_process_group(uid)) is not None:
+            return ProcessOwner(unit="{} job {}".format(*job))
         namespace, name = self._pods.name_of(uid) or ("", "")
         return ProcessOwner(namespace, name, uid)
 

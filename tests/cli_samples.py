@@ -97,9 +97,12 @@ DEVICE = pb.Device(
             claim=pb.Claim(uid="claim-uid-1", namespace="team-a", name="gpus"),
             claim_pods=[pb.ClaimPod(uid="8e0c1b0e-51a4-4d53-8a19-6c3f5e1d2b7a", namespace="team-a", name="train-0")],
             claim_releasing=True,
+            job=pb.Job(manager="slurm", id="4711", user="alice", user_id=1000),
+            job_ended=True,
         )
     ],
     claim=pb.Claim(uid="claim-uid-1", namespace="team-a", name="gpus"),
+    job=pb.Job(manager="slurm", id="4711", user="alice", user_id=1000),
     admin_claims=[pb.Claim(uid="claim-uid-2", namespace="monitoring", name="all-gpus")],
     conditions=[pb.Condition(code="retired-pages", since=AT)],
     lifetime_counters={"retired_pages": 3},

@@ -1,14 +1,16 @@
 """Configuration of all tests: a short directory for sockets, Hypothesis profiles, bytecode caching and SIGINT.
 
-- Hypothesis applies no deadline, because load on a shared machine would fail the test, and uses the same examples in
-  every run, so that a new failure is caused by a change.
+- How many examples searching tests try is declared in ``tests/depth.py``.
 - Compiled bytecode is written independent of the environment: otherwise each of the thousands of daemons and
   children that the tests start would compile all that it imports.
 - The device plugin sees no host: how the container runtime of this machine is configured must not matter.
+- The garbage collector rarely runs: what is loaded is never garbage, and the tests of decisions and of the simulated
+  cluster would spend a fifth of their time in it.
 - SIGINT always interrupts: a shell without job control starts background commands with SIGINT ignored, and their
   children inherit that.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -18,18 +20,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+from tests.depth import register_profiles
 
 os.environ["SCRUBBER_HOST_ROOT_CTR_PATH"] = "/nonexistent"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile(
-    "house", deadline=None, print_blob=True, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile("thorough", parent=settings.get_profile("house"), derandomize=False, max_examples=2_000)
-settings.load_profile("house")
+register_profiles()
+
+
+def pytest_collection_finish() -> None:
+    """Exempt everything loaded so far from garbage collection."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ DEPLOY = ROOT / "deploy"
 BASE = DEPLOY / "kubernetes" / "base"
 CDI = DEPLOY / "kubernetes" / "cdi"
 GPU_OPERATOR = DEPLOY / "kubernetes" / "gpu-operator"
-CONTAINERFILE = (DEPLOY / "container" / "Containerfile").read_text()
 UNITS = {path.name: path.read_text() for path in (DEPLOY / "systemd").glob("*.service")}
 DROP_INS = {f"{path.parent.name}/{path.name}": path.read_text() for path in (DEPLOY / "systemd").glob("*.d/*.conf")}
 """Optional drop-ins for the units; systemd finds them in the unit's ``.d`` directory."""

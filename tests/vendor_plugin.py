@@ -65,8 +65,12 @@ class Control:
 def device_ids(sim: Path, naming: str) -> dict[str, Path]:
     """Return what the plugin calls the devices of the simulated node: id → the device's memory.
 
-    ``naming``: ``uuid``, ``index``, ``replicas`` (two of each) or ``serial``, which no service can map to a device.
+    ``naming``: ``uuid``, ``index``, ``replicas`` (two of each) or ``serial``, which no service can map to a device;
+    ``directory``: by the names of the directories, of an AMD machine's devices.
     """
+    if naming == "directory":
+        places = sorted(place for place in (sim / "devices").iterdir() if not place.is_symlink())
+        return {place.name: place / "memory" for place in places}
     found: dict[str, Path] = {}
     for place in sorted((sim / "devices").iterdir()):
         uuid, memory = json.loads((place / "device.json").read_text())["id"], place / "memory"

@@ -26,7 +26,7 @@ from dashboards.preview.__main__ import BOARDS, NAMES, RECORDED
 from scrubber.adapters.sim import control
 from scrubber.emulator.playground import RESOURCE, gpu_pod_spec, tenant_argv
 from scrubber.emulator.pods import PodPhase
-from tests.cluster.api_server import ApiServerStandIn, kubeconfig
+from tests.cluster.plugin_server import PluginApiServer, kubeconfig
 from tests.dashboards.running import Prometheus
 from tests.dashboards.stage import PLUGIN, SERVICE, SOON, Node
 
@@ -213,7 +213,7 @@ async def slow_nodes(*fleet: Node) -> AsyncIterator[None]:
 
 async def main(records: Path) -> None:
     async with AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(ApiServerStandIn())
+        cluster = await stack.enter_async_context(PluginApiServer())
         fleet = []
         for name in ("node-a", "node-b", "node-c"):
             cluster.add_node(name)

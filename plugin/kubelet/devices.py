@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from plugin.amd import has_amd_node
 from plugin.nvidia.injection import has_nvidia_node
 from scrubber.domain.device import Access
 from scrubber.domain.states import BindingState, TaintReason
@@ -87,6 +88,11 @@ class AdvertisedDevice:
     def is_nvidia(self) -> bool:
         """Whether NVIDIA's flags control its injection into containers: it has a device node of NVIDIA's driver."""
         return has_nvidia_node(self.access)
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether it is named as a resource like AMD's devices: it has the node of AMD's compute driver."""
+        return has_amd_node(self.access)
 
     def as_withheld(self, refusal: str) -> AdvertisedDevice:
         """Return the device, out of service for the reason in ``refusal``; an earlier reason is kept."""

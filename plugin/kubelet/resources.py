@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from plugin.amd import AMD_RESOURCE, AmdNaming, amd_resource, unequal_partitions_error
 from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices, ServiceVerdict
 from plugin.kubelet.registration import resource_name_error
 from plugin.kubelet.shares import TimeSlicing, id_mapping
@@ -71,6 +72,7 @@ class ResourceLayout:
     Attributes:
         resource: the name for whole devices; empty: depends on the kind of device.
         sharing: which of them are advertised as shares.
+        amd: how partitions of AMD GPUs are advertised.
         injection_error: why no container would get an NVIDIA GPU; empty when one would.
         listed_resources: id → resources under which the device was ever listed, by their unshared names. An instance
             may return under its old id with another profile.
@@ -80,6 +82,7 @@ class ResourceLayout:
     resource: str = ""
     sharing: TimeSlicing = field(default_factory=TimeSlicing)
     injection_error: str = ""
+    amd: AmdNaming = AmdNaming.SINGLE
     listed_resources: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def assign_resources(self, devices: Iterable[AdvertisedDevice]) -> tuple[ResourceLayout, AdvertisedLists]:
@@ -88,7 +91,8 @@ class ResourceLayout:
         error = self.injection_error if any(device.is_nvidia for device in devices) else ""
         if not error and self.mig is MigStrategy.SINGLE:
             error = self._single_strategy_error(devices)
-        judged = tuple(device.as_withheld(error) if error and device.is_nvidia else device for device in devices)
+        amd_error = self._amd_error(devices) if self.amd is AmdNaming.SINGLE else ""
+        judged = tuple(_withheld(device, nvidia=error, amd=amd_error) for device in devices)
         listed = dict(self.listed_resources)
         lists: dict[str, list[AdvertisedDevice]] = {}
         notes: Counter[str] = Counter()
@@ -99,6 +103,11 @@ class ResourceLayout:
             # A device reported only by a service that is not ready may be just one of several kinds.
             waits = device.is_nvidia and (
                 error or (self.mig is MigStrategy.SINGLE and device.verdict is ServiceVerdict.UNKNOWN)
+            )
+            waits = waits or (
+                device.is_amd
+                and self.amd is AmdNaming.SINGLE
+                and bool(amd_error or device.verdict is ServiceVerdict.UNKNOWN)
             )
             if home and not waits:
                 listed[device.id] = listed.get(device.id, frozenset()) | {home}
@@ -111,7 +120,7 @@ class ResourceLayout:
         arrangement = AdvertisedLists(
             {resource: tuple(part) for resource, part in sorted(lists.items())},
             judged,
-            error,
+            error or amd_error,
             (
                 *(f"{note} (instances: {count})" for note, count in sorted(notes.items())),
                 *(
@@ -121,6 +130,15 @@ class ResourceLayout:
             ),
         )
         return replace(self, listed_resources=listed), arrangement
+
+    @staticmethod
+    def _amd_error(devices: Iterable[AdvertisedDevice]) -> str:
+        """Return why the AMD GPUs of this node are not of one kind. Reports of a service that is not ready do not count."""
+        return unequal_partitions_error(
+            device.profile
+            for device in devices
+            if device.is_amd and not device.gone and device.verdict is not ServiceVerdict.UNKNOWN
+        )
 
     def _single_strategy_error(self, devices: Iterable[AdvertisedDevice]) -> str:
         """Return why the GPUs of this node are not of one kind. Reports of a service that is not ready do not count."""
@@ -143,6 +161,9 @@ class ResourceLayout:
 
     def _resource_of(self, device: AdvertisedDevice) -> str:
         """Return the resource of a device; empty for none."""
+        if device.is_amd:
+            name = amd_resource(self.resource or AMD_RESOURCE, device.profile, self.amd)
+            return "" if resource_name_error(name) else name
         if not device.is_nvidia:
             return self.resource or SIMULATED_RESOURCE
         whole = self.resource or NVIDIA_RESOURCE
@@ -155,9 +176,17 @@ class ResourceLayout:
 
     def _unlisted_reason(self, device: AdvertisedDevice) -> str:
         """Return why a device has no resource."""
+        if device.is_amd:
+            return f'A partition of the kind "{device.profile}" is not advertised: the kind cannot be part of a resource name'
         if self.mig is MigStrategy.NONE:
             return "MIG instances are not advertised: --mig-strategy is none; use single or mixed"
         return f'A MIG instance of profile "{device.profile}" is not advertised: the profile cannot be part of a resource name'
+
+
+def _withheld(device: AdvertisedDevice, *, nvidia: str, amd: str) -> AdvertisedDevice:
+    """Return the device, withheld for the error of its kind if there is one."""
+    error = nvidia if device.is_nvidia else amd if device.is_amd else ""
+    return device.as_withheld(error) if error else device
 
 
 def _mig_resource(whole: str, profile: str) -> str:

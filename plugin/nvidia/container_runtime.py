@@ -40,7 +40,8 @@ ACCEPT_VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 NVIDIA_RUNTIME = "nvidia-container-runtime"
 
 _ADVICE = (
-    "Use --device-list-strategy cdi-cri or cdi-annotations (the kustomizations cdi and gpu-operator do), or make NVIDIA's "
+    "Use --device-list-strategy cdi-cri or cdi-annotations (the kustomizations cdi and gpu-operator do, and the chart with "
+    "deviceListStrategy or gpuOperator.enabled), or make NVIDIA's "
     "runtime the default one. If every pod with a GPU sets runtimeClassName, start the plugin with --runtime-check=warn."
 )
 

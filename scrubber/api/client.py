@@ -11,6 +11,7 @@ import grp
 import os
 import socket
 import stat
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -121,6 +122,7 @@ class PluginClient(_Client):
     def __init__(self, sockets: Path, *, trace_metadata: Callable[[], tuple[tuple[str, str], ...]] = tuple) -> None:
         super().__init__(sockets)
         self._trace_metadata = trace_metadata
+        self._identity = uuid.uuid4().hex
 
     async def snapshot(self, timeout: float) -> pb.Snapshot:
         """Return all devices as they are now; raises :class:`Unavailable` after ``timeout`` seconds."""
@@ -129,12 +131,14 @@ class PluginClient(_Client):
 
     def watch_snapshots(self) -> AsyncGenerator[pb.Snapshot, None]:
         """Yield the snapshot, now and after each change; raises :class:`Unavailable` if the service is lost."""
-        return self._stream(self._stub.WatchSnapshots(pb.GetSnapshotRequest()), endless=True)
+        return self._stream(self._stub.WatchSnapshots(pb.GetSnapshotRequest(plugin=self._identity)), endless=True)
 
     async def announce(
         self, resource: str, mapping: Mapping[str, str], timeout: float
     ) -> pb.SetResourceMappingResponse:
         """Announce what the ids of ``resource`` mean, replacing everything announced for it before.
+
+        The devices are kept from claims while this client follows the snapshots, and some seconds beyond.
 
         Args:
             resource: the kubelet's name of it.
@@ -147,7 +151,9 @@ class PluginClient(_Client):
             PermissionDenied: the service is an older one without this call (``code`` is ``"unknown-method"``).
         """
         request = pb.SetResourceMappingRequest(
-            resource=resource, mappings=[pb.IdMapping(id=id_, device_id=device) for id_, device in mapping.items()]
+            resource=resource,
+            mappings=[pb.IdMapping(id=id_, device_id=device) for id_, device in mapping.items()],
+            plugin=self._identity,
         )
         call: Awaitable[pb.SetResourceMappingResponse] = self._stub.SetResourceMapping(request, timeout=timeout)
         return await self._call(call)
@@ -492,6 +498,36 @@ class AdminClient(_Client):
         """
         request = pb.ResumeNodeRequest(reason=reason, all=all_requests)
         call: Awaitable[pb.NodeYield] = self._stub.ResumeNode(request, timeout=_CALL_TIMEOUT)
+        return await self._call(call)
+
+    async def start_job(
+        self, job: pb.Job, devices: Sequence[str] = (), *, count: int = 0, wait_seconds: float
+    ) -> pb.StartJobResponse:
+        """Hand all of ``devices``, or any ``count`` devices, over to ``job``; a repeated call gets the same answer.
+
+        Args:
+            wait_seconds: how long the service may wait for scrubs and earlier users; more than 0.
+
+        Raises:
+            Unavailable: the service is away, or did not respond: the devices may have been handed over.
+            NotReady, Quarantined, Refused, InvalidRequest, LedgerFailure: refusals of the service.
+        """
+        request = pb.StartJobRequest(job=job, devices=devices, count=count, wait_seconds=wait_seconds)
+        call: Awaitable[pb.StartJobResponse] = self._stub.StartJob(request, timeout=wait_seconds + _CALL_TIMEOUT)
+        return await self._call(call)
+
+    async def end_job(self, job: pb.Job, *, wait_seconds: float) -> pb.EndJobResponse:
+        """Report that ``job`` has ended; ``done`` once each of its devices is clean or out of service.
+
+        Args:
+            wait_seconds: how long the service may wait for that; 0: not at all.
+
+        Raises:
+            Unavailable: the service is away, or did not respond: the end may have been recorded.
+            NotReady, InvalidRequest, LedgerFailure: refusals of the service.
+        """
+        request = pb.EndJobRequest(job=job, wait_seconds=wait_seconds)
+        call: Awaitable[pb.EndJobResponse] = self._stub.EndJob(request, timeout=wait_seconds + _CALL_TIMEOUT)
         return await self._call(call)
 
 

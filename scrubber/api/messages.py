@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from scrubber import __version__
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.agent_pause import AgentPause, LabelChange, PauseOffer, PauseReport, PauseState, PauseWay
-from scrubber.domain.assignment import Claim, Pod
+from scrubber.domain.assignment import Claim, JobManager, Pod
 from scrubber.domain.baseline import Baseline, baseline_facts
 from scrubber.domain.device import Access, Device
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Evidence, Finding, PathKind, ScrubRecord, StepResult
 from scrubber.domain.infrastructure import NamedHolder
+from scrubber.domain.jobs import Job
 from scrubber.domain.record import BreakGlass, Grant
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.statement import statement
@@ -39,6 +40,7 @@ from scrubber.engine.views import (
     PreparedClaim,
     ScrubUpdate,
     ServiceView,
+    StartJobCall,
 )
 from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow, HistoryEntry
 
@@ -56,15 +58,18 @@ __all__ = [
     "device_message",
     "granted_message",
     "history_entry_message",
+    "job_end_message",
     "parse_break_glass_seconds",
     "parse_claim_pods",
     "parse_claim_uid",
     "parse_hand_over_call",
+    "parse_job",
     "parse_pause_report",
     "parse_prepare_claim_call",
     "parse_reason",
     "parse_resource_mapping",
     "parse_scrub_path",
+    "parse_start_job_call",
     "parse_wait",
     "progress_message",
     "quarantine_message",
@@ -168,7 +173,9 @@ def _extended_resources(names: Sequence[str]) -> frozenset[str]:
 
 
 def parse_claim_uid(uid: str) -> str:
-    """Return the UID of a claim; raises :class:`InvalidRequest` if it is missing or invalid."""
+    """Return the UID of a claim; raises :class:`InvalidRequest` if it is missing or invalid, or names a job."""
+    if ":" in uid:
+        raise InvalidRequest("The UID of a claim contains no colon.")
     return _object_name(uid, "UID of the claim")
 
 
@@ -199,6 +206,11 @@ def parse_resource_mapping(request: pb.SetResourceMappingRequest) -> dict[str, s
     if len(offers) != len(request.mappings):
         raise InvalidRequest(f"An id of {request.resource} is announced twice.")
     return offers
+
+
+def parse_plugin_identity(name: str) -> str:
+    """Return the identity of a plugin's process; empty if it states none."""
+    return _object_name(name, "plugin's identity") if name else ""
 
 
 def parse_scrub_path(name: str) -> PathKind:
@@ -431,8 +443,38 @@ def claim_release_message(release: ClaimRelease) -> pb.UnprepareClaimResponse:
     )
 
 
+def parse_start_job_call(request: pb.StartJobRequest, actor: str) -> StartJobCall:
+    """Return the call for ``request`` of ``actor``.
+
+    Raises:
+        InvalidRequest: an invalid job or time, both devices and a number of them, or too many devices.
+    """
+    if bool(request.devices) == bool(request.count):
+        raise InvalidRequest("A job needs either the names of devices or their number.")
+    if len(request.devices) > _MAX_CLAIM_DEVICES:
+        raise InvalidRequest(f"A job has at most {_MAX_CLAIM_DEVICES} devices.")
+    wait = parse_wait(request.wait_seconds, "wait_seconds")
+    return StartJobCall(parse_job(request.job), actor, tuple(request.devices), request.count, wait or None)
+
+
+def parse_job(job: pb.Job) -> Job:
+    """Return the job; raises :class:`InvalidRequest` for an unknown manager, or an invalid ID or user."""
+    if job.manager not in tuple(JobManager):
+        raise InvalidRequest(f"The manager of a job is one of: {', '.join(JobManager)}; not {job.manager[:64]!r}.")
+    return Job(JobManager(job.manager), job.id, job.user, job.user_id)
+
+
+def job_end_message(release: ClaimRelease) -> pb.EndJobResponse:
+    """Return the progress of the release of a job's devices."""
+    return pb.EndJobResponse(
+        done=release.done,
+        waits_for=_utf8_text(release.waits_for),
+        withheld=[pb.WithheldDevice(device_id=each.device, cause_code=each.code) for each in release.withheld],
+    )
+
+
 def claim_list_message(claims: Sequence[PreparedClaim]) -> pb.ListClaimsResponse:
-    """Return the claims with their devices and pods."""
+    """Return the claims with their devices and pods; jobs are none."""
     return pb.ListClaimsResponse(
         claims=[
             pb.PreparedClaim(
@@ -446,8 +488,21 @@ def claim_list_message(claims: Sequence[PreparedClaim]) -> pb.ListClaimsResponse
                 releasing=not each.claim.is_prepared,
             )
             for each in claims
+            if each.claim.manager is None
         ]
     )
+
+
+def _job(claim: Claim | None) -> pb.Job | None:
+    if claim is None or claim.manager is None:
+        return None
+    return pb.Job(
+        manager=claim.manager.value, id=claim.name, user=claim.namespace, user_id=int(claim.uid.split(":")[1])
+    )
+
+
+def _resource_claim(claim: Claim | None) -> pb.Claim | None:
+    return None if claim is None or claim.manager is not None else _claim(claim)
 
 
 def _claim(claim: Claim) -> pb.Claim:
@@ -467,7 +522,7 @@ def device_list_message(view: NodeView) -> pb.ListDevicesResponse:
 
 
 def device_message(view: DeviceView) -> pb.Device:
-    """Return one device. Tenant, pod, container and claim are those of the newest open grant; empty without one."""
+    """Return one device. Tenant, pod, container, claim and job are those of the newest open grant; empty without one."""
     device, record = view.device, view.record
     newest = record.open_grants[-1] if record.open_grants else None
     holding = None if newest is None else _only_pod(newest)
@@ -484,7 +539,8 @@ def device_message(view: DeviceView) -> pb.Device:
         tenant="" if newest is None else newest.tenant or "",
         pod="" if holding is None else holding.name,
         container="" if newest is None or newest.assignment is None else newest.assignment.container,
-        claim=None if newest is None or newest.claim is None else _claim(newest.claim),
+        claim=None if newest is None else _resource_claim(newest.claim),
+        job=None if newest is None else _job(newest.claim),
         admin_claims=[_claim(each) for each in record.admin_claims],
         grant_count=record.grant_sequence,
         active_scrub_id=view.scrub or "",
@@ -546,6 +602,7 @@ def _holder(named: NamedHolder) -> pb.DeviceHolder:
 
 def _open_grant(grant: Grant) -> pb.OpenGrant:
     pod, claim = _only_pod(grant), grant.claim
+    is_job = claim is not None and claim.manager is not None
     return pb.OpenGrant(
         sequence=grant.sequence,
         tenant=grant.tenant or "",
@@ -556,14 +613,18 @@ def _open_grant(grant: Grant) -> pb.OpenGrant:
         granted_at=grant.at,
         certificate_id=grant.certificate or "",
         exception=grant.basis.exception or "",
-        claim=None if claim is None else _claim(claim),
-        claim_pods=[] if claim is None else [_claim_pod(each) for each in claim.pods],
-        claim_releasing=claim is not None and not claim.is_prepared,
+        claim=_resource_claim(claim),
+        claim_pods=[] if claim is None or is_job else [_claim_pod(each) for each in claim.pods],
+        claim_releasing=claim is not None and not is_job and not claim.is_prepared,
+        job=_job(claim),
+        job_ended=claim is not None and is_job and not claim.is_prepared,
     )
 
 
 def _only_pod(grant: Grant) -> Pod | None:
-    """Return the pod of the grant; None where no source named it, and for a claim of several pods."""
+    """Return the pod of the grant; None where no source named it, for a claim of several pods, and for a job."""
+    if grant.claim is not None and grant.claim.manager is not None:
+        return None
     return grant.pods[0] if len(grant.pods) == 1 else None
 
 

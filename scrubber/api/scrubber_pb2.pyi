@@ -67,8 +67,10 @@ class DeviceTaint(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., evicts: _Optional[bool] = ...) -> None: ...
 
 class GetSnapshotRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("plugin",)
+    PLUGIN_FIELD_NUMBER: _ClassVar[int]
+    plugin: str
+    def __init__(self, plugin: _Optional[str] = ...) -> None: ...
 
 class PodNotice(_message.Message):
     __slots__ = ("namespace", "name", "uid", "devices", "reason", "message", "since", "evict")
@@ -203,12 +205,14 @@ class IdMapping(_message.Message):
     def __init__(self, id: _Optional[str] = ..., device_id: _Optional[str] = ...) -> None: ...
 
 class SetResourceMappingRequest(_message.Message):
-    __slots__ = ("resource", "mappings")
+    __slots__ = ("resource", "mappings", "plugin")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     MAPPINGS_FIELD_NUMBER: _ClassVar[int]
+    PLUGIN_FIELD_NUMBER: _ClassVar[int]
     resource: str
     mappings: _containers.RepeatedCompositeFieldContainer[IdMapping]
-    def __init__(self, resource: _Optional[str] = ..., mappings: _Optional[_Iterable[_Union[IdMapping, _Mapping]]] = ...) -> None: ...
+    plugin: str
+    def __init__(self, resource: _Optional[str] = ..., mappings: _Optional[_Iterable[_Union[IdMapping, _Mapping]]] = ..., plugin: _Optional[str] = ...) -> None: ...
 
 class SetResourceMappingResponse(_message.Message):
     __slots__ = ()
@@ -370,6 +374,54 @@ class ListClaimsResponse(_message.Message):
     claims: _containers.RepeatedCompositeFieldContainer[PreparedClaim]
     def __init__(self, claims: _Optional[_Iterable[_Union[PreparedClaim, _Mapping]]] = ...) -> None: ...
 
+class Job(_message.Message):
+    __slots__ = ("manager", "id", "user", "user_id")
+    MANAGER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    manager: str
+    id: str
+    user: str
+    user_id: int
+    def __init__(self, manager: _Optional[str] = ..., id: _Optional[str] = ..., user: _Optional[str] = ..., user_id: _Optional[int] = ...) -> None: ...
+
+class StartJobRequest(_message.Message):
+    __slots__ = ("job", "devices", "count", "wait_seconds")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    count: int
+    wait_seconds: float
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., devices: _Optional[_Iterable[str]] = ..., count: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class StartJobResponse(_message.Message):
+    __slots__ = ("devices",)
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[GrantedDevice]
+    def __init__(self, devices: _Optional[_Iterable[_Union[GrantedDevice, _Mapping]]] = ...) -> None: ...
+
+class EndJobRequest(_message.Message):
+    __slots__ = ("job", "wait_seconds")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    wait_seconds: float
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class EndJobResponse(_message.Message):
+    __slots__ = ("done", "waits_for", "withheld")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    done: bool
+    waits_for: str
+    withheld: _containers.RepeatedCompositeFieldContainer[WithheldDevice]
+    def __init__(self, done: _Optional[bool] = ..., waits_for: _Optional[str] = ..., withheld: _Optional[_Iterable[_Union[WithheldDevice, _Mapping]]] = ...) -> None: ...
+
 class Cause(_message.Message):
     __slots__ = ("code", "message", "recovery_method", "since", "actor")
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -435,7 +487,7 @@ class Certificate(_message.Message):
     def __init__(self, id: _Optional[str] = ..., node_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., driver_version: _Optional[str] = ..., device_id: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_grant: _Optional[int] = ..., next_grant: _Optional[int] = ..., path: _Optional[str] = ..., scrub_id: _Optional[str] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., policy_digest: _Optional[str] = ..., issued_at: _Optional[float] = ..., base_certificate_id: _Optional[str] = ..., key_id: _Optional[str] = ..., signature: _Optional[bytes] = ..., attestation: _Optional[_Union[Attestation, _Mapping]] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant", "pod", "container", "grant_count", "active_scrub_id", "parent", "numa_node", "next_attempt_at", "last_hand_over_kind", "profile", "peers", "attributes", "advertised", "policy", "enforcement", "break_glass", "failed_recoveries", "recovery_blocker", "open_grants", "conditions", "lifetime_counters", "reset_pending", "probation_scrubs_passed", "quarantines", "recovery_attempts", "baseline", "unauthorized_users", "holders", "uninspected_processes", "claim", "admin_claims", "probation_scrubs_required")
+    __slots__ = ("id", "index", "model", "memory_bytes", "state", "hygiene", "health", "cause", "certificate", "tenant", "pod", "container", "grant_count", "active_scrub_id", "parent", "numa_node", "next_attempt_at", "last_hand_over_kind", "profile", "peers", "attributes", "advertised", "policy", "enforcement", "break_glass", "failed_recoveries", "recovery_blocker", "open_grants", "conditions", "lifetime_counters", "reset_pending", "probation_scrubs_passed", "quarantines", "recovery_attempts", "baseline", "unauthorized_users", "holders", "uninspected_processes", "claim", "admin_claims", "probation_scrubs_required", "job")
     class AttributesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +543,7 @@ class Device(_message.Message):
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     ADMIN_CLAIMS_FIELD_NUMBER: _ClassVar[int]
     PROBATION_SCRUBS_REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     id: str
     index: str
     model: str
@@ -532,10 +585,11 @@ class Device(_message.Message):
     claim: Claim
     admin_claims: _containers.RepeatedCompositeFieldContainer[Claim]
     probation_scrubs_required: int
-    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grant_count: _Optional[int] = ..., active_scrub_id: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., next_attempt_at: _Optional[float] = ..., last_hand_over_kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., attributes: _Optional[_Mapping[str, str]] = ..., advertised: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., break_glass: _Optional[_Union[BreakGlass, _Mapping]] = ..., failed_recoveries: _Optional[int] = ..., recovery_blocker: _Optional[str] = ..., open_grants: _Optional[_Iterable[_Union[OpenGrant, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., lifetime_counters: _Optional[_Mapping[str, int]] = ..., reset_pending: _Optional[bool] = ..., probation_scrubs_passed: _Optional[int] = ..., quarantines: _Optional[_Iterable[_Union[QuarantineRecord, _Mapping]]] = ..., recovery_attempts: _Optional[_Iterable[_Union[RecoveryAttempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., unauthorized_users: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[DeviceHolder, _Mapping]]] = ..., uninspected_processes: _Optional[_Iterable[str]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., admin_claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., probation_scrubs_required: _Optional[int] = ...) -> None: ...
+    job: Job
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., model: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., hygiene: _Optional[str] = ..., health: _Optional[str] = ..., cause: _Optional[_Union[Cause, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ..., grant_count: _Optional[int] = ..., active_scrub_id: _Optional[str] = ..., parent: _Optional[str] = ..., numa_node: _Optional[int] = ..., next_attempt_at: _Optional[float] = ..., last_hand_over_kind: _Optional[str] = ..., profile: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., attributes: _Optional[_Mapping[str, str]] = ..., advertised: _Optional[bool] = ..., policy: _Optional[str] = ..., enforcement: _Optional[str] = ..., break_glass: _Optional[_Union[BreakGlass, _Mapping]] = ..., failed_recoveries: _Optional[int] = ..., recovery_blocker: _Optional[str] = ..., open_grants: _Optional[_Iterable[_Union[OpenGrant, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., lifetime_counters: _Optional[_Mapping[str, int]] = ..., reset_pending: _Optional[bool] = ..., probation_scrubs_passed: _Optional[int] = ..., quarantines: _Optional[_Iterable[_Union[QuarantineRecord, _Mapping]]] = ..., recovery_attempts: _Optional[_Iterable[_Union[RecoveryAttempt, _Mapping]]] = ..., baseline: _Optional[_Union[Baseline, _Mapping]] = ..., unauthorized_users: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[DeviceHolder, _Mapping]]] = ..., uninspected_processes: _Optional[_Iterable[str]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., admin_claims: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., probation_scrubs_required: _Optional[int] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class OpenGrant(_message.Message):
-    __slots__ = ("sequence", "tenant", "pod", "pod_uid", "container", "hand_over_kind", "granted_at", "certificate_id", "exception", "claim", "claim_pods", "claim_releasing")
+    __slots__ = ("sequence", "tenant", "pod", "pod_uid", "container", "hand_over_kind", "granted_at", "certificate_id", "exception", "claim", "claim_pods", "claim_releasing", "job", "job_ended")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     POD_FIELD_NUMBER: _ClassVar[int]
@@ -548,6 +602,8 @@ class OpenGrant(_message.Message):
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     CLAIM_PODS_FIELD_NUMBER: _ClassVar[int]
     CLAIM_RELEASING_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    JOB_ENDED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     tenant: str
     pod: str
@@ -560,7 +616,9 @@ class OpenGrant(_message.Message):
     claim: Claim
     claim_pods: _containers.RepeatedCompositeFieldContainer[ClaimPod]
     claim_releasing: bool
-    def __init__(self, sequence: _Optional[int] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., pod_uid: _Optional[str] = ..., container: _Optional[str] = ..., hand_over_kind: _Optional[str] = ..., granted_at: _Optional[float] = ..., certificate_id: _Optional[str] = ..., exception: _Optional[str] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claim_pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., claim_releasing: _Optional[bool] = ...) -> None: ...
+    job: Job
+    job_ended: bool
+    def __init__(self, sequence: _Optional[int] = ..., tenant: _Optional[str] = ..., pod: _Optional[str] = ..., pod_uid: _Optional[str] = ..., container: _Optional[str] = ..., hand_over_kind: _Optional[str] = ..., granted_at: _Optional[float] = ..., certificate_id: _Optional[str] = ..., exception: _Optional[str] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., claim_pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., claim_releasing: _Optional[bool] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., job_ended: _Optional[bool] = ...) -> None: ...
 
 class QuarantineRecord(_message.Message):
     __slots__ = ("timestamp", "code", "tenant")

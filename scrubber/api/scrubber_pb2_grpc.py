@@ -931,6 +931,16 @@ class AdminStub:
                 request_serializer=scrubber_dot_api_dot_scrubber__pb2.ResumeNodeRequest.SerializeToString,
                 response_deserializer=scrubber_dot_api_dot_scrubber__pb2.NodeYield.FromString,
                 _registered_method=True)
+        self.StartJob = channel.unary_unary(
+                '/scrubber.v1.Admin/StartJob',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.StartJobRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.StartJobResponse.FromString,
+                _registered_method=True)
+        self.EndJob = channel.unary_unary(
+                '/scrubber.v1.Admin/EndJob',
+                request_serializer=scrubber_dot_api_dot_scrubber__pb2.EndJobRequest.SerializeToString,
+                response_deserializer=scrubber_dot_api_dot_scrubber__pb2.EndJobResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -992,6 +1002,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartJob(self, request, context):
+        """The gate of jobs: all devices together or none, durable before the answer. Called again for a job, it gives the same answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndJob(self, request, context):
+        """The job has ended, by the word of its manager. Its devices are released once it has no process left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1034,6 +1058,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ResumeNode,
                     request_deserializer=scrubber_dot_api_dot_scrubber__pb2.ResumeNodeRequest.FromString,
                     response_serializer=scrubber_dot_api_dot_scrubber__pb2.NodeYield.SerializeToString,
+            ),
+            'StartJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartJob,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.StartJobRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.StartJobResponse.SerializeToString,
+            ),
+            'EndJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndJob,
+                    request_deserializer=scrubber_dot_api_dot_scrubber__pb2.EndJobRequest.FromString,
+                    response_serializer=scrubber_dot_api_dot_scrubber__pb2.EndJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1253,6 +1287,60 @@ class Admin:
             '/scrubber.v1.Admin/ResumeNode',
             scrubber_dot_api_dot_scrubber__pb2.ResumeNodeRequest.SerializeToString,
             scrubber_dot_api_dot_scrubber__pb2.NodeYield.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Admin/StartJob',
+            scrubber_dot_api_dot_scrubber__pb2.StartJobRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.StartJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scrubber.v1.Admin/EndJob',
+            scrubber_dot_api_dot_scrubber__pb2.EndJobRequest.SerializeToString,
+            scrubber_dot_api_dot_scrubber__pb2.EndJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,9 +10,10 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 
@@ -23,6 +24,7 @@ from scrubber.api.view_streams import ViewStreams
 from scrubber.domain.device import find_device
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady, ScrubberError
 from scrubber.domain.node_record import YieldRequester
+from scrubber.engine.resource_ids import Announcer
 from scrubber.engine.views import DeviceView, ScrubUpdate, Service
 from scrubber.observability.registry.audit_events import validate_event_names
 from scrubber.ports.record import HistoryEntry, HistoryQuery
@@ -47,6 +49,12 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
     def __init__(self, service: Service, streams: ViewStreams) -> None:
         self._service = service
         self._streams = streams
+        self._announcers: WeakValueDictionary[str, Announcer] = WeakValueDictionary()
+
+    def _announcer(self, plugin: str) -> Announcer | None:
+        """Return the plugin's process of this identity; None without one."""
+        name = messages.parse_plugin_identity(plugin)
+        return self._announcers.setdefault(name, Announcer(time.monotonic)) if name else None
 
     async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Context) -> pb.Snapshot:
         return messages.snapshot_message(self._service.view())
@@ -55,12 +63,14 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
         self, request: pb.GetSnapshotRequest, context: Context
     ) -> AsyncGenerator[pb.Snapshot, None]:
         sent: messages.SnapshotKey | None = None
+        announcer = self._announcer(request.plugin)
         async with aclosing(self._streams.views()) as views:
-            async for view in views:
-                part = messages.snapshot_key(view)
-                if part != sent:
-                    sent = part
-                    yield messages.snapshot_message(view)
+            with nullcontext() if announcer is None else announcer.following():
+                async for view in views:
+                    part = messages.snapshot_key(view)
+                    if part != sent:
+                        sent = part
+                        yield messages.snapshot_message(view)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
         scrubs = await self._service.reserve(tuple(request.device_ids), request.resource)
@@ -104,7 +114,8 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
     async def SetResourceMapping(
         self, request: pb.SetResourceMappingRequest, context: Context
     ) -> pb.SetResourceMappingResponse:
-        await self._service.announce(request.resource, messages.parse_resource_mapping(request))
+        mapping, announcer = messages.parse_resource_mapping(request), self._announcer(request.plugin)
+        await self._service.announce(request.resource, mapping, announcer)
         return pb.SetResourceMappingResponse()
 
     async def SetYield(self, request: pb.SetYieldRequest, context: Context) -> pb.NodeYield:
@@ -269,6 +280,15 @@ class AdminServicer(scrubber_pb2_grpc.AdminServicer):
         reason, actor = messages.parse_reason(request), authorized_actor(context.peer())
         await self._service.yields.withdraw(YieldRequester.OPERATOR, reason, actor, everyone=request.all)
         return messages.yield_message(self._service.service_view())
+
+    async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
+        call = messages.parse_start_job_call(request, authorized_actor(context.peer()))
+        granted = await self._service.jobs.start(call)
+        return pb.StartJobResponse(devices=[messages.granted_message(each) for each in granted])
+
+    async def EndJob(self, request: pb.EndJobRequest, context: Context) -> pb.EndJobResponse:
+        job, wait = messages.parse_job(request.job), messages.parse_wait(request.wait_seconds, "wait_seconds")
+        return messages.job_end_message(await self._service.jobs.end(job, wait, authorized_actor(context.peer())))
 
     def _update_message(self, update: ScrubUpdate) -> pb.ScrubUpdate:
         if update.finished is None:

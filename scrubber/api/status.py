@@ -14,6 +14,7 @@ import grpc
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import (
     AlreadyRunning,
+    BrokenCommand,
     DeviceBusy,
     DeviceFault,
     DeviceLost,
@@ -54,6 +55,7 @@ GRPC_CODES: Mapping[type[ScrubberError], grpc.StatusCode] = {
     RetryableError: grpc.StatusCode.UNAVAILABLE,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
+    BrokenCommand: grpc.StatusCode.UNAVAILABLE,
     ResetInProgress: grpc.StatusCode.UNAVAILABLE,
     Refused: grpc.StatusCode.FAILED_PRECONDITION,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,

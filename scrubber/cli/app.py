@@ -48,7 +48,6 @@ _SYNONYMS = {
     "release": ("unquarantine",),
     "cordon": ("quarantine",),
     "uncordon": ("unquarantine",),
-    "run": ("serve",),
     "new": ("create",),
 }
 """By a word that is no command of a group: the commands of the same meaning; the first that the group has is suggested.

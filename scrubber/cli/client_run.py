@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scrubber.cli.startup import silence_grpc_logs
+from scrubber.domain.errors import NotReady, Unavailable
 
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
     from scrubber.api.client import AdminClient
 
-__all__ = ["fetch_device", "resolve_device", "run", "run_admin_action"]
+__all__ = ["fetch_device", "resolve_device", "retried", "run", "run_admin_action", "start_job"]
 
 _T = TypeVar("_T")
+
+_RETRY_PAUSE = 1.0
+_LONGEST_CALL = 60.0
+"""Seconds after which a waiting call is made again, so that a service that is away is noticed."""
 
 
 class _Interrupted(Exception):
@@ -89,3 +95,31 @@ def run_admin_action(socket: Path, action: Callable[[AdminClient], Awaitable[pb.
             return await action(client)
 
     return run(ask_service())
+
+
+async def retried(call: Callable[[float], Awaitable[_T]], wait: float) -> _T:
+    """Return the result of ``call``; repeat it for ``wait`` seconds while it is refused for now or not answered.
+
+    Args:
+        call: called with the seconds that are left, at most a minute.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            return await call(min(max(0.0, deadline - time.monotonic()), _LONGEST_CALL))
+        except (NotReady, Unavailable):
+            if time.monotonic() >= deadline:
+                raise
+        await asyncio.sleep(min(_RETRY_PAUSE, max(0.0, deadline - time.monotonic())))
+
+
+async def start_job(
+    socket: Path, job: pb.Job, devices: Sequence[str], *, count: int = 0, wait: float
+) -> pb.StartJobResponse:
+    """Have ``devices``, or any ``count`` of them, handed over to ``job`` within ``wait`` seconds."""
+    from scrubber.api.client import AdminClient
+
+    async with AdminClient(socket) as client:
+        return await retried(
+            lambda left: client.start_job(job, devices, count=count, wait_seconds=max(left, _RETRY_PAUSE)), wait
+        )

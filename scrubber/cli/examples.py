@@ -93,6 +93,18 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "scrubber plugin",
         "scrubber plugin --mig-strategy mixed --node-name node-7",
     ),
+    "run": (
+        "scrubber run --count 1 nvidia-smi",
+        "scrubber run --device 0 --device 1 --user alice python train.py",
+    ),
+    "prolog": (
+        "scrubber prolog",
+        "scrubber prolog --wait 2m",
+    ),
+    "epilog": (
+        "scrubber epilog",
+        "scrubber epilog --wait 1m",
+    ),
     "dra": (
         "scrubber dra --node-name node-7",
         "scrubber dra --node-name node-7 --kubeconfig /etc/scrubber/kubeconfig",
@@ -109,6 +121,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "scrubber demo",
         "scrubber demo --keep-files --dir /tmp/node",
         "scrubber demo --keep-running",
+        "scrubber demo --backend command",
     ),
     "sim create": ("scrubber sim create --dir /tmp/node --devices 4 --memory 64MiB",),
     "sim split": ("scrubber sim split --dir /tmp/node --device 0 --instances 2",),

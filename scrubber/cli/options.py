@@ -18,6 +18,7 @@ from scrubber.cli.render.output import OutputFormat
 __all__ = [
     "DeviceArgument",
     "DevicesArgument",
+    "JobDeviceOption",
     "NoHeadersOption",
     "OutputOption",
     "SocketOption",
@@ -97,6 +98,17 @@ DevicesArgument = Annotated[
         parser=device_name,
         autocompletion=complete_device,
         help="UUIDs, unique prefixes of UUIDs, or indexes.",
+        show_default=False,
+    ),
+]
+JobDeviceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        parser=device_name,
+        autocompletion=complete_device,
+        help="UUID, unique prefix of a UUID, or index; can be repeated.",
         show_default=False,
     ),
 ]

@@ -167,7 +167,9 @@ class _Proofs(SectionFormat):
 
 @dataclass(frozen=True)
 class _Xids(SectionFormat):
-    """The codes of each class. Reading returns the class of each code."""
+    """The codes of each class, which messages call ``noun``. Reading returns the class of each code."""
+
+    noun: str = "XID"
 
     def read(self, raw: Any, where: Location) -> dict[int, ErrorClass]:
         lists = super().read(raw, where)
@@ -177,7 +179,7 @@ class _Xids(SectionFormat):
                 for code in codes:
                     if code in classes:
                         places = " and ".join(dict.fromkeys((classes[code].value, kind.value)))
-                        message = f"XID {code} is listed twice, under {places}; keep one of them"
+                        message = f"{self.noun} {code} is listed twice, under {places}; keep one of them"
                         refuse((*where, kind.value, position), message)
                     classes[code] = kind
         return classes
@@ -383,7 +385,8 @@ def _proofs(declared: Declaration) -> ValueFormat:
 
 def _xids_by_class(declared: Declaration) -> ValueFormat:
     keys = (KeyFormat(kind.value, ListOf(CODES), text, ()) for kind, text in declared.entries.items())
-    return _Xids("XidSection", declared.description, tuple(keys))
+    name, noun = ("XidSection", "XID") if declared.key == "xids" else ("ErrorSection", "error")
+    return _Xids(name, declared.description, tuple(keys), noun=noun)
 
 
 def _seconds(declared: Declaration) -> ValueFormat:
@@ -424,6 +427,7 @@ _INFRASTRUCTURE_POD = _InfrastructurePod(
 
 _CONDITIONS = (
     "baseline-mismatch",
+    "command-broken",
     "ecc-mode-pending",
     "event-stream-lost",
     "hw-slowdown",
@@ -505,7 +509,7 @@ def _node_level_keys(section: Declaration) -> list[str]:
     return [each.key for each in declarations(rule).values() if not each.overridable]
 
 
-_LISTED_LAST = ("infrastructure", "injection", "settings", "xids", "overrides")
+_LISTED_LAST = ("infrastructure", "injection", "settings", "xids", "errors", "overrides")
 """Keys of a file that editors and error messages list after all others."""
 
 

@@ -194,6 +194,7 @@ class ServiceSettings:
     Attributes:
         backend: a row of :data:`scrubber.backends.BACKENDS`.
         sim_dir: directory of the simulated node; needed by the ``sim`` backend only.
+        config: file of the backend; needed by the ``command`` backend only.
         state_dir: directory of the ledger; mode 0700. The backend manages the devices' lock files.
         socket_dir: directory of the service's sockets.
         policy: path of a policy file, or the name of a bundled policy.
@@ -215,6 +216,8 @@ class ServiceSettings:
         read_group: its members may use the read socket, instead of the admin group; None: the admin group.
         poll_interval: seconds between two checks of holders; checks of device users are at most 1 s apart.
         nvidia_driver_root: where NVIDIA's driver is installed: its libraries, its programs, its device nodes.
+        amd_root: where the files of AMD's driver, its device nodes and ROCm are: ``sys``, ``dev``, ``opt/rocm``.
+        kubelet: whether the node has a kubelet; otherwise only jobs get devices, and nothing is expected of a kubelet.
         dcgmi: the program that lets DCGM release the driver for a reset; None: DCGM is not asked to.
         dcgm_address: of DCGM's host engine; empty: the program's own default.
         fail_on_init_error: whether a missing driver at the start ends the service; otherwise the service waits for it.
@@ -227,9 +230,11 @@ class ServiceSettings:
 
     backend: ChosenBackend
     sim_dir: Path | None = None
+    config: Path | None = None
     state_dir: Path = Path("/var/lib/scrubber")
     socket_dir: Path = Path("/run/scrubber")
     policy: str = "default"
+    kubelet: bool = True
     kubelet_dir: Path = Path("/var/lib/kubelet")
     pod_resources_socket: Path = FROM_KUBELET_DIR
     pod_logs_dir: Path = Path("/var/log/pods")
@@ -250,6 +255,7 @@ class ServiceSettings:
     poll_interval: float = 1.0
     list_stabilize_seconds: float = 60.0
     nvidia_driver_root: Path = Path("/")
+    amd_root: Path = Path("/")
     dcgmi: Path | None = None
     dcgm_address: str = ""
     fail_on_init_error: bool = False
@@ -300,6 +306,7 @@ class ServiceSettings:
             "--pod-logs-dir": self.pod_logs_dir,
             "--cgroup-root": self.cgroup_root,
             "--nvidia-driver-root": self.nvidia_driver_root,
+            "--amd-root": self.amd_root,
         }
         for flag, path in directories.items():
             if path is not None and path.exists() and not path.is_dir():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from scrubber.doctor.cgroups import cgroups
 from scrubber.doctor.container_runtime import cdi_annotations, nri_annotations, toolkit
-from scrubber.doctor.dra import dra_cdi, dra_cluster, dra_devices, dra_driver, dra_restarts
+from scrubber.doctor.dra import dra_binding, dra_cdi, dra_cluster, dra_devices, dra_driver, dra_restarts
 from scrubber.doctor.gpu_operator import (
     config_manager,
     deploy_label,
@@ -45,6 +45,7 @@ from scrubber.doctor.ledger import ledger_disk, ledger_lock, signing_key, state_
 from scrubber.doctor.libraries import bindings, driver_libraries, libraries
 from scrubber.doctor.model import CheckContext, CheckFunction, CheckLevel, CheckResult, unknown_result
 from scrubber.doctor.permissions import capabilities, permissions, sockets
+from scrubber.doctor.platforms import platform
 from scrubber.doctor.policy import policy
 from scrubber.doctor.recommendation import recommendation
 from scrubber.doctor.service import (
@@ -119,6 +120,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     kubelet,
     plugins,
     dra_driver,
+    dra_binding,
     dra_cluster,
     dra_cdi,
     dra_devices,
@@ -128,6 +130,7 @@ CHECKS: tuple[CheckFunction, ...] = (
     cgroups,
     kernel,
     clock,
+    platform,
     recommendation,
 )
 """Every check, in the order in which people read them."""

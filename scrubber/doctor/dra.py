@@ -12,11 +12,15 @@ from scrubber.doctor.files import has_listener, is_same_directory, list_matching
 from scrubber.doctor.model import AS_ROOT, CheckContext, CheckLevel, CheckResult, DeviceReport, unknown_result
 from scrubber.domain.errors import InvalidConfiguration
 
-__all__ = ["dra_cdi", "dra_cluster", "dra_devices", "dra_driver", "dra_restarts"]
+__all__ = ["dra_binding", "dra_cdi", "dra_cluster", "dra_devices", "dra_driver", "dra_restarts"]
 
 CDI_DIRECTORIES = ("/var/run/cdi", "/etc/cdi")
 """Where container runtimes look, unless they are configured otherwise."""
 MIN_VERSION = (1, 34)
+BINDING_VERSION = (1, 36)
+"""Where DRADeviceBindingConditions is on by default."""
+_BEING_CLEANED = frozenset({"dirty", "scrubbing", "recovering", "probation"})
+_TRUE = frozenset({"1", "t", "true", "y", "yes", "on"})
 _RIVAL_SOCKETS = "gpu.nvidia.com*-reg.sock"
 """Of NVIDIA's own DRA driver for GPUs."""
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
@@ -172,7 +176,10 @@ def dra_cluster(node: CheckContext) -> Iterator[CheckResult]:
         return
     if cluster.denied:
         message = f"The driver's role does not allow it to {', '.join(cluster.denied)}."
-        remedy = "kubectl apply -k with the component deploy/kubernetes/dra, whose role.yaml has all of them."
+        remedy = (
+            "kubectl apply -k with the component deploy/kubernetes/dra, or helm upgrade with dra.enabled=true: both have a role "
+            "with all of them."
+        )
         yield CheckResult(name, CheckLevel.ERROR, message, remedy)
     if cluster.slices_error or not cluster.slices:
         message = (
@@ -195,6 +202,45 @@ def dra_cluster(node: CheckContext) -> Iterator[CheckResult]:
             f"ResourceSlice{'s' if cluster.slices > 1 else ''}, {cluster.devices_with_taints} of them with a taint."
         )
         yield CheckResult(name, CheckLevel.OK, message)
+
+
+def dra_binding(node: CheckContext) -> Iterator[CheckResult]:
+    """The API server keeps the binding conditions that the driver publishes; nothing where they are off."""
+    name, cluster = "dra-binding", node.cluster
+    wanted = [each for each in _visible_drivers(node) if _has_binding_conditions(each)]
+    if not wanted or cluster is None or cluster.error or cluster.slices_error:
+        return
+    remedy = (
+        "Enable the feature gate DRADeviceBindingConditions of the API server and the scheduler, or start the driver "
+        "without --binding-conditions (docs/dra.md)."
+    )
+    version = _VERSION.match(cluster.version)
+    cleaned = [each.id for each in node.service.devices or () if each.state in _BEING_CLEANED]
+    if cluster.devices_with_conditions:
+        number = cluster.devices_with_conditions
+        message = f"The API server keeps binding conditions: {number} of the published devices have them."
+        yield CheckResult(name, CheckLevel.OK, message)
+    elif version is not None and (int(version[1]), int(version[2])) < BINDING_VERSION:
+        message = (
+            f"The driver runs with --binding-conditions, which Kubernetes {cluster.version} does not support unless a "
+            "feature gate is enabled: pods are bound to devices that are not clean yet, and wait on the node."
+        )
+        yield CheckResult(name, CheckLevel.WARNING, message, remedy)
+    elif cleaned:
+        message = (
+            f"{cleaned[0]} is being cleaned, and no published device has a binding condition: the API server may not keep "
+            "them (feature gate DRADeviceBindingConditions). Pods are then bound to such devices, and wait on the node."
+        )
+        yield CheckResult(name, CheckLevel.WARNING, message, remedy)
+    else:
+        message = "The driver runs with --binding-conditions; no device is being cleaned, so that none has them now."
+        yield CheckResult(name, CheckLevel.OK, message)
+
+
+def _has_binding_conditions(driver: DraDriver) -> bool:
+    arguments, environment = driver.process.arguments, driver.process.environment
+    variable = environment.get("SCRUBBER_DRA_BINDING_CONDITIONS", "")
+    return "--binding-conditions" in arguments or variable.strip().lower() in _TRUE
 
 
 def dra_restarts(node: CheckContext) -> Iterator[CheckResult]:

@@ -23,6 +23,7 @@ from scrubber.doctor.deployment import pod_names
 from scrubber.doctor.files import list_matching, path_exists, read_bytes
 from scrubber.doctor.kubelet import sees_node_root
 from scrubber.doctor.model import CheckContext
+from scrubber.doctor.platforms import PLATFORMS, has_agents, has_pod
 from scrubber.domain.errors import InvalidConfiguration
 
 __all__ = [
@@ -71,15 +72,6 @@ _NAMESPACES = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespa
 _OPERATOR_IMAGE = re.compile(r"/gpu-operator(?:-validator)?:v?(\d{1,3})\.(\d{1,3})\b")
 _NVSENTINEL_SOCKET = Path("/var/run/nvsentinel/nvsentinel.sock")
 _NVSENTINEL_NAMESPACE = "nvsentinel"
-_SYSTEM_SLICE = Path("/sys/fs/cgroup/system.slice")
-_PROVIDERS = (
-    ("Amazon EKS", ("kube-system", "dcgm-server"), ""),
-    ("Amazon EKS", ("kube-system", "eks-node-monitoring-agent"), ""),
-    ("Azure Kubernetes Service", ("", ""), "nvidia-device-plugin.service"),
-    ("Google Kubernetes Engine", ("kube-system", "nvidia-gpu-device-plugin"), ""),
-    ("Google Kubernetes Engine", ("gke-managed-system", "dcgm-exporter"), ""),
-)
-"""Managed Kubernetes: the pod or the unit by which each is recognized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +137,7 @@ def find_environment(node: CheckContext) -> NodeEnvironment | None:
         None,
     )
     leftovers = tuple(path for path in map(node.path, (_TOOLKIT, _RUNTIME_DROP_IN)) if path_exists(path))
-    provider = next(
-        (
-            name
-            for name, (namespace, pod), unit in _PROVIDERS
-            if (pod and _has_pod(pods, namespace, (pod,))) or (unit and path_exists(node.path(_SYSTEM_SLICE / unit)))
-        ),
-        "",
-    )
+    provider = next((each.name for each in PLATFORMS if has_agents(node, each, pods)), "")
     if operator is None and not sees_node_root(node):
         return None
     has_nri = _has_nri(node) if operator else None
@@ -180,17 +165,17 @@ def find_operator(node: CheckContext) -> GpuOperator | None:
         OSError: something that exists cannot be read.
     """
     pods = sorted(pod_names(node).values())
-    namespace = next((each for each in OPERATOR_NAMESPACES if _has_pod(pods, each, OPERANDS)), "")
+    namespace = next((each for each in OPERATOR_NAMESPACES if has_pod(pods, each, OPERANDS)), "")
     validated = bool(list_matching(node.path(_VALIDATIONS), "*-ready"))
     if not namespace and not validated:
         return None
     # The validator's files show that there is an operator: then the namespace of its operands is its own.
-    namespace = namespace or next((each for each, _ in pods if _has_pod(pods, each, OPERANDS[:1])), "")
+    namespace = namespace or next((each for each, _ in pods if has_pod(pods, each, OPERANDS[:1])), "")
     return GpuOperator(
         namespace,
         _driver_root(node, pods, namespace),
-        _has_pod(pods, namespace, _DRA_OPERANDS),
-        _has_pod(pods, namespace, ("nvidia-mig-manager",)),
+        has_pod(pods, namespace, _DRA_OPERANDS),
+        has_pod(pods, namespace, ("nvidia-mig-manager",)),
     )
 
 
@@ -248,15 +233,10 @@ def _version_in(file: Path, namespace: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found is not None and namespace in namespaces else None
 
 
-def _has_pod(pods: Iterable[tuple[str, str]], namespace: str, names: Iterable[str]) -> bool:
-    beginnings = tuple(f"{each}-" for each in names)
-    return any(each == namespace and pod.startswith(beginnings) for each, pod in pods)
-
-
 def _driver_root(node: CheckContext, pods: Iterable[tuple[str, str]], namespace: str) -> PurePosixPath | None:
     for root in _roots_by_validator(node):
         return root
-    in_container = _has_pod(pods, namespace, ("nvidia-driver-daemonset", "nvidia-gpu-driver"))
+    in_container = has_pod(pods, namespace, ("nvidia-driver-daemonset", "nvidia-gpu-driver"))
     if in_container or path_exists(node.path(_DRIVER / "usr")):
         return PurePosixPath(_DRIVER)
     return None

@@ -81,14 +81,20 @@ def deploy_label(node: CheckContext) -> Iterator[CheckResult]:
             f"Our pods select nodes by {label}, which the operator ({_text(version)}) pauses without waiting for them: a MIG "
             "change or a first attempt to unload the driver may fail."
         )
-        remedy = "Use the component gpu-operator-client-label instead of gpu-operator-plugin-label."
+        remedy = (
+            "Use the component gpu-operator-client-label instead of gpu-operator-plugin-label; in the chart "
+            "gpuOperator.deployLabel=client."
+        )
         yield CheckResult(name, CheckLevel.WARNING, message, remedy)
     elif label == CLIENT_LABEL and old:
         message = (
             f"Our pods select nodes by {label}, which the operator ({_text(version)}) does not know: it never pauses them, so "
             "a driver upgrade does not end."
         )
-        remedy = "Use the component gpu-operator-plugin-label instead of gpu-operator-client-label."
+        remedy = (
+            "Use the component gpu-operator-plugin-label instead of gpu-operator-client-label; in the chart "
+            "gpuOperator.deployLabel=device-plugin."
+        )
         yield CheckResult(name, CheckLevel.WARNING, message, remedy)
     elif label:
         message = f"The operator ends our pods before it replaces the driver: they select nodes by {label}."
@@ -117,8 +123,8 @@ def deploy_label(node: CheckContext) -> Iterator[CheckResult]:
             "replaced: a driver upgrade may never end, because the service has the driver open."
         )
         remedy = (
-            f"Add the component {_label_component(version)}: {_PAGE}#install. If your own nodeSelector has that label, set the "
-            "service's variable SCRUBBER_DEPLOY_LABEL to it."
+            f"Add the component {_label_component(version)}: {_PAGE}#install (gpuOperator.deployLabel in the chart). If your own "
+            "nodeSelector has that label, set the service's variable SCRUBBER_DEPLOY_LABEL to it."
         )
         yield CheckResult(name, CheckLevel.WARNING, message, remedy)
 
@@ -155,7 +161,10 @@ def nvsentinel_yield(node: CheckContext) -> Iterator[CheckResult]:
         f"NVSentinel runs here, and its GPU resets set {PLUGIN_LABEL}, which neither our pods nor the plugin follow: they "
         "fail, because the service has the driver open."
     )
-    remedy = f"Add the component yield with SCRUBBER_YIELD_LABELS={PLUGIN_LABEL}: {_PAGE}."
+    remedy = (
+        f"Add the component yield with SCRUBBER_YIELD_LABELS={PLUGIN_LABEL}, in the chart cluster.yield.enabled and "
+        f"cluster.yield.labels: {_PAGE}."
+    )
     yield CheckResult(name, CheckLevel.WARNING, message, remedy)
 
 
@@ -191,7 +200,7 @@ def driver_root(node: CheckContext) -> Iterator[CheckResult]:
             f"The driver is in the container root {root}, but the plugin looks in /: containers would get no driver."
         )
         remedy = (
-            "Use the overlay gpu-operator, or set SCRUBBER_DRIVER_READY_FILE=/run/nvidia/validations/driver-ready and mount "
+            "Use the overlay gpu-operator (in the chart gpuOperator.enabled=true), or set SCRUBBER_DRIVER_READY_FILE=/run/nvidia/validations/driver-ready and mount "
             "/run/nvidia with mountPropagation: HostToContainer."
         )
         yield CheckResult(name, CheckLevel.ERROR, message, remedy)
@@ -234,7 +243,7 @@ def _nri_result(name: str, namespace: str, listed: bool) -> CheckResult:
         f"{namespace}: the service starts without a driver there."
     )
     remedy = (
-        f"Use the component gpu-operator-nri, and set NRI_MANAGEMENT_CDI_DEVICE_NAMESPACES={namespace} in toolkit.env of the "
+        f"Use the component gpu-operator-nri (in the chart cdi.nriPluginEnabled=true), and set NRI_MANAGEMENT_CDI_DEVICE_NAMESPACES={namespace} in toolkit.env of the "
         "ClusterPolicy."
     )
     return CheckResult(name, CheckLevel.WARNING, message, remedy)

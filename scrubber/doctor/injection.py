@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["cdi_hook", "check_runtime", "injection", "plugin_config_file"]
 
-_KNOWN = "Use --device-list-strategy cdi-cri or cdi-annotations, as the kustomizations cdi and gpu-operator do."
+_KNOWN = (
+    "Use --device-list-strategy cdi-cri or cdi-annotations, as the kustomizations cdi and gpu-operator do, and the chart with "
+    "deviceListStrategy=cdi-cri or gpuOperator.enabled=true."
+)
 
 
 def injection(node: CheckContext) -> Iterator[CheckResult]:

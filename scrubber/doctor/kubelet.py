@@ -27,8 +27,8 @@ _START_HINT = "systemctl status kubelet; or pass its directory (its --root-dir) 
 OUR_SOCKET_PREFIX = "scrubber-"
 _DRIVER_SOCKET_PREFIX = "gpu.scrubber.dev"
 """Prefix of the sockets of our DRA driver, unless it has another name."""
-_VENDOR_SOCKET_PREFIXES = ("nvidia-", "nvidia.")
-"""Prefixes of the socket names of NVIDIA's own plugin."""
+_VENDOR_SOCKET_PREFIXES = ("nvidia-", "nvidia.", "nvidiaGPU")
+"""Prefixes of the socket names of NVIDIA's own plugin, and of GKE's."""
 
 
 def pod_resources_socket(node: CheckContext) -> Path:
@@ -47,6 +47,10 @@ def _failure_level(node: CheckContext) -> CheckLevel:
 
 def kubelet(node: CheckContext) -> Iterator[CheckResult]:
     """The kubelet's directories that the service and the plugin use exist, and it listens in them."""
+    if node.service.has_no_kubelet:
+        message = "The service runs without a kubelet (--no-kubelet): jobs get its devices, pods do not."
+        yield CheckResult("kubelet", CheckLevel.OK, message)
+        return
     directory = node.path(node.kubelet_dir)
     try:
         exists = path_exists(directory)
@@ -95,6 +99,8 @@ def _has_listener(path: Path) -> bool:
 
 def plugins(node: CheckContext) -> Iterator[CheckResult]:
     """Our plugin has its socket where the kubelet searches for it, and no other plugin advertises the same GPUs."""
+    if node.service.has_no_kubelet:
+        return
     directory = node.path(node.kubelet_dir)
     found: list[Path] = []
     try:
@@ -112,8 +118,8 @@ def plugins(node: CheckContext) -> Iterator[CheckResult]:
         message = f"Another plugin may advertise the same GPUs, bypassing this service: {rivals[0]}."
         remedy = (
             "Delete its DaemonSet with kubectl (nvidia-device-plugin, or the GPU Operator's "
-            "devicePlugin.enabled: false), see docs/replacing-nvidias-plugin.md; or put it behind our "
-            "plugin: docs/behind-a-vendors-plugin.md."
+            "devicePlugin.enabled: false), see docs/replacing-nvidias-plugin.md; where the platform runs it, turn it off "
+            "there: docs/platforms/README.md; or put it behind our plugin: docs/behind-a-vendors-plugin.md."
         )
         yield CheckResult("device-plugins", _failure_level(node), message, remedy)
     if ours:
@@ -131,12 +137,17 @@ def plugins(node: CheckContext) -> Iterator[CheckResult]:
             "running pods keep theirs. If the kubelet is restarted, it starts their containers without "
             "calling the plugin. On a node in use this is critical (alert ScrubberPluginDown)."
         )
-        remedy = "systemctl enable --now scrubber-plugin.service; as a pod: kubectl apply -k deploy/kubernetes/base"
+        remedy = (
+            "systemctl enable --now scrubber-plugin.service; as a pod: helm install scrubber deploy/chart, or kubectl apply -k "
+            "deploy/kubernetes/base (docs/deploying.md)"
+        )
         yield CheckResult("device-plugins", _failure_level(node) if many else CheckLevel.WARNING, message, remedy)
 
 
 def pod_resources(node: CheckContext) -> Iterator[CheckResult]:
     """The kubelet reports which pod has which device, as root and from no pod, and its other sources agree."""
+    if node.service.has_no_kubelet:
+        return
     answer, socket = node.kubelet, pod_resources_socket(node)
     status = node.service.kubelet_status if node.service.is_available else ""
     trusted = answer.is_trusted or (answer.is_recently_started and status == "ok")

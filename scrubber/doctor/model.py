@@ -7,7 +7,7 @@ and names what it needs. And every problem comes with a command to run or a file
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -54,6 +54,8 @@ class Recommendation:
         resources: kustomizations, as the kustomization of a cluster lists them; empty for systemd units.
         components: components beside them.
         choices: components of which one is right, where the node does not show which.
+        chart_values: values of the Helm chart in place of these kustomizations and components, as ``helm --set`` reads
+            them; empty for systemd units.
         plugin_environment: further variables of the plugin.
         cluster_policy: keys of the GPU Operator's ClusterPolicy and their values.
         toolkit_environment: entries of ``toolkit.env`` in the ClusterPolicy.
@@ -65,6 +67,7 @@ class Recommendation:
     resources: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    chart_values: tuple[tuple[str, str], ...] = ()
     plugin_environment: tuple[tuple[str, str], ...] = ()
     cluster_policy: tuple[tuple[str, str], ...] = ()
     toolkit_environment: tuple[tuple[str, str], ...] = ()
@@ -169,7 +172,7 @@ class ServiceReport:
         audit_head: head of the audit log, ``SEQ:HASH``.
         devices: None if it did not list them; ``devices_error`` contains the reason.
         policy_error: why the present content of the policy file is not active.
-        kubelet_status: "ok", or why the service does not trust the kubelet's lists; empty if it reports neither.
+        kubelet_status: "ok", "none" on a node without a kubelet, or why the service does not trust the kubelet's lists; empty if it reports neither.
         pid: its PID in its PID namespace; 0 if it reports none.
         admin_group, read_group: groups whose members may administer and read; empty if there is none.
         yield_reasons: why the node is yielded, one text for each request; empty while it is not.
@@ -213,6 +216,11 @@ class ServiceReport:
     @property
     def is_available(self) -> bool:
         return not self.error and not self.import_error
+
+    @property
+    def has_no_kubelet(self) -> bool:
+        """Whether the service runs without a kubelet, according to its settings."""
+        return self.kubelet_status == "none"
 
     @property
     def simulated(self) -> bool:
@@ -259,8 +267,10 @@ class ClusterReport:
         error: why it could not be queried; the rest is then empty.
         version: of Kubernetes, ``v1.36.2``.
         denied: what the driver needs, and its role does not allow.
-        slices, devices, devices_with_taints: numbers of what the driver has published for this node.
+        slices, devices, devices_with_taints, devices_with_conditions: numbers of what the driver has published for this
+            node; the last one of devices with binding conditions.
         slices_error: why that is not known.
+        labels: labels of the node.
     """
 
     error: str = ""
@@ -269,7 +279,9 @@ class ClusterReport:
     slices: int = 0
     devices: int = 0
     devices_with_taints: int = 0
+    devices_with_conditions: int = 0
     slices_error: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

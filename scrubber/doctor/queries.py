@@ -242,10 +242,12 @@ async def query_cluster(driver: DraDriver, seconds: float = _CLUSTER_SECONDS) ->
         async with asyncio.timeout(seconds):
             version = await client.get_version()
             denied = [each for each in _required_access(driver.name) if not await client.is_allowed(*each)]
+            labels = {} if _NODE_ACCESS in denied else (await client.get_node()).labels
             try:
                 _, slices = await client.list_slices(driver.name)
             except ClusterError as error:
-                return ClusterReport(version=version, denied=_access_names(denied), slices_error=str(error))
+                names = _access_names(denied)
+                return ClusterReport(version=version, denied=names, slices_error=str(error), labels=labels)
     except (ClusterError, TimeoutError) as error:
         return ClusterReport(error=str(error) or f"It did not respond within {seconds:g} s.")
     finally:
@@ -257,11 +259,14 @@ async def query_cluster(driver: DraDriver, seconds: float = _CLUSTER_SECONDS) ->
         slices=len(slices),
         devices=len(devices),
         devices_with_taints=sum(bool(each.get("taints")) for each in devices),
+        devices_with_conditions=sum(bool(each.get("bindingConditions")) for each in devices),
+        labels=labels,
     )
 
 
 _Access = tuple[str, str, str]
 """Verb, group, and resource with its subresource and, after a colon, the name."""
+_NODE_ACCESS: _Access = ("get", "", "nodes")
 
 
 def _required_access(driver: str) -> list[_Access]:
@@ -271,7 +276,7 @@ def _required_access(driver: str) -> list[_Access]:
         *((verb, group, "resourceclaims") for verb in ("get", "list", "watch")),
         ("patch", group, "resourceclaims/status"),
         ("associated-node:patch", group, f"resourceclaims/driver:{driver}"),
-        ("get", "", "nodes"),
+        _NODE_ACCESS,
     ]
 
 

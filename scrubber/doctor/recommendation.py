@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from scrubber.doctor.container_runtime import NOT_THE_NODE, ON_THE_NODE, VOLUME_MOUNTS
 from scrubber.doctor.deployment import find_service
@@ -18,12 +19,25 @@ from scrubber.doctor.environment import (
 )
 from scrubber.doctor.injection import check_runtime
 from scrubber.doctor.model import CheckContext, CheckLevel, CheckResult, Recommendation, unknown_result
+from scrubber.doctor.platforms import PLAIN, find_platform
 
 __all__ = ["recommendation"]
 
 _NAME = "recommendation"
 _KUSTOMIZATIONS = "gpu-scrubber/deploy/kubernetes"
 _UNITS = "deploy/systemd"
+_CHART_VALUES = {
+    "base": (),
+    "cdi": (("deviceListStrategy", "cdi-cri"),),
+    "gpu-operator": (("gpuOperator.enabled", "true"),),
+    "gpu-operator-client-label": (("gpuOperator.deployLabel", "client"),),
+    "gpu-operator-plugin-label": (("gpuOperator.deployLabel", "device-plugin"),),
+    "gpu-operator-nri": (("cdi.nriPluginEnabled", "true"),),
+    "admission": (("admission.enabled", "true"),),
+    "nvsentinel": (("cluster.nvsentinel.enabled", "true"),),
+    "yield": (("cluster.yield.enabled", "true"), ("cluster.yield.labels", f"{{{PLUGIN_LABEL}}}")),
+}
+"""The chart's values for each kustomization and component that is recommended, as ``helm --set`` reads them."""
 _NAMESPACE = "scrubber-system"
 _REFUSE_ENVVAR = ("ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED", "false")
 _DRA = (
@@ -53,9 +67,13 @@ def recommendation(node: CheckContext) -> Iterator[CheckResult]:
             if found.operator is None
             else _beside_operator(node, found, found.operator, as_unit=as_unit)
         )
+        where = find_platform(node)
     except OSError as error:
         yield unknown_result(_NAME, "the configuration that fits this node is unknown", error)
         return
+    if where is not None and where is not PLAIN:
+        note = f"On {where.name} the installation needs more than that: see {where.page}."
+        recommended = replace(recommended, notes=(*recommended.notes, note))
     yield CheckResult(_NAME, CheckLevel.OK, _text(recommended), recommendation=recommended)
 
 
@@ -121,12 +139,17 @@ def _beside_operator(
         (f"{_KUSTOMIZATIONS}/gpu-operator",),
         tuple(components),
         labels if version is None else (),
+        _chart_values("gpu-operator", *components),
         tuple(variables),
         tuple(cluster_policy.items()),
         tuple(toolkit),
         tuple(policy),
         tuple(notes),
     )
+
+
+def _chart_values(*names: str) -> tuple[tuple[str, str], ...]:
+    return tuple(value for name in names for value in _CHART_VALUES[name])
 
 
 def _operator_text(operator: GpuOperator, version: tuple[int, int] | None, found: NodeEnvironment) -> str:
@@ -172,10 +195,12 @@ def _without_operator(node: CheckContext, found: NodeEnvironment, *, as_unit: bo
         cdi = check_runtime(node, ["cdi-cri"])
         if cdi.error or cdi.unknown:
             notes.append("containerd needs enable_cdi = true.")
+    overlay = "base" if works else "cdi"
     return Recommendation(
         what,
-        () if as_unit else (f"{_KUSTOMIZATIONS}/{'base' if works else 'cdi'}",),
+        () if as_unit else (f"{_KUSTOMIZATIONS}/{overlay}",),
         tuple(components),
+        chart_values=() if as_unit else _chart_values(overlay, *components),
         plugin_environment=tuple(variables.items()) if as_unit else (),
         notes=tuple(notes),
     )
@@ -191,6 +216,7 @@ def _text(found: Recommendation) -> str:
     elif found.plugin_environment:
         parts.append(f"Units of {_UNITS}; component for the cluster: {', '.join(found.components)}.")
     for title, values in (
+        ("Or values of the Helm chart", found.chart_values),
         ("Plugin", found.plugin_environment),
         ("ClusterPolicy", found.cluster_policy),
         ("ClusterPolicy, toolkit.env", found.toolkit_environment),

@@ -9,6 +9,7 @@ from enum import StrEnum
 __all__ = [
     "Assignment",
     "Claim",
+    "JobManager",
     "KubeletReading",
     "ListedClaim",
     "Pod",
@@ -58,6 +59,15 @@ class Assignment:
     shares: frozenset[str] = field(default=frozenset(), compare=False)
 
 
+class JobManager(StrEnum):
+    """What starts a job, and how its end shows."""
+
+    SLURM = "slurm"
+    """Its epilog reports the end, or the prolog of the next job on the device; the job's cgroup proves it."""
+    RUN = "run"
+    """``scrubber run``: the job lasts as long as a process is in its cgroup."""
+
+
 # See docs/decisions/0044-claims.md.
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -68,6 +78,8 @@ class Claim:
         pods: the pods that may use its devices, by the driver's word and by the kubelet's list; each has a UID.
         listed_pods: those for which the kubelet itself listed the claim. Only their processes may be killed.
         released_at: wall-clock seconds of the first request to unprepare it; None while it is prepared.
+        manager: set if it stands for a job (:class:`scrubber.domain.jobs.Job`) and not for a resource claim: ``namespace`` is
+            then the job's user, ``name`` its ID, and the only one of ``pods`` stands for its processes.
     """
 
     uid: str
@@ -77,9 +89,15 @@ class Claim:
     pods: tuple[Pod, ...] = ()
     listed_pods: tuple[Pod, ...] = ()
     released_at: float | None = None
+    manager: JobManager | None = None
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def title(self) -> str:
+        """How a message names it: ``the claim team-a/training``, or ``job 4711 of alice``."""
+        return f"the claim {self}" if self.manager is None else f"job {self.name} of {self.namespace}"
 
     @property
     def tenant(self) -> str:
@@ -152,6 +170,7 @@ class KubeletReading:
         shares: the shares of those in ``assignments`` and ``checkpoint_only`` that have shares of devices and not whole
             devices.
         claims: the claims of DRA drivers that PodResources lists, of any device.
+        has_kubelet: False on a node that has no kubelet according to the settings, so that nothing is listed.
         with_unmapped_ids: pods with a resource of a plugin or DRA driver whose IDs are not mapped. It may be any of our
             devices, until the plugin announces what its IDs mean.
     """
@@ -170,6 +189,7 @@ class KubeletReading:
     finished_at: float = 0.0
     with_unmapped_ids: frozenset[Pod] = frozenset()
     claims: tuple[ListedClaim, ...] = ()
+    has_kubelet: bool = True
 
     def listed_assignments(self, device: str, share: frozenset[str] = frozenset()) -> tuple[Assignment, ...]:
         """All assignments that PodResources lists for ``device``; only those of ``share``, if given.

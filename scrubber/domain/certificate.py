@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from scrubber.domain.assignment import Claim
 from scrubber.domain.device import NodeIdentity
 from scrubber.domain.evidence import (
     Attestation,
@@ -43,6 +44,8 @@ def _claim(result: StepResult) -> str:
             return "holders: none"
         case Step.MEMORY:
             of = f"of {values['total_bytes']} bytes"
+            if result.measured.get("verified_bytes", 0) is None:
+                return f"memory: {values['cleared_bytes']} {of} cleared"
             return f"memory: {values['cleared_bytes']} {of} cleared, {values['verified_bytes']} {of} read back as zeros"
         case Step.ON_CHIP:
             each = f"{values['shared_bytes']} bytes of shared memory and {values['register_bytes']} bytes of registers of each"
@@ -58,6 +61,12 @@ def _claim(result: StepResult) -> str:
             return f"health: no fault; warnings: {', '.join(warned)}" if warned else "health: no fault"
         case _:
             return f"{result.step.value}: done"
+
+
+def _claim_with_source(result: StepResult) -> str:
+    """Return the claim; one that this service did not measure names who makes it."""
+    claimed_by = result.measured.get("claimed_by")
+    return f"{_claim(result)} (claimed by {claimed_by}, not measured)" if claimed_by else _claim(result)
 
 
 def _is_unexplained(result: StepResult) -> bool:
@@ -84,7 +93,7 @@ def certify(
     rests_on: str | None = None,
     basis: Basis = Basis.CERTIFICATE,
     attestation: Attestation | None = None,
-    is_claim: bool = False,
+    claim: Claim | None = None,
 ) -> Certificate:
     """Return the certificate of a path that passed; unused.
 
@@ -92,10 +101,10 @@ def certify(
         rests_on: for a fast path, the slow-path certificate that it rests on.
         basis: the basis of the grant; an exception where there is no proof of the memory.
         attestation: the device's attestation, if one was made.
-        is_claim: it is for the grant to a claim.
+        claim: the claim or job that it is granted to; None for a container.
     """
     done = tuple(steps)
-    covered = tuple(_claim(result) for result in done if result.verdict is Verdict.PASSED)
+    covered = tuple(_claim_with_source(result) for result in done if result.verdict is Verdict.PASSED)
     missing = [line for result in done for line in result.not_covered]
     missing += [f"{result.step.value}: {_not_claimed_reason(result)}" for result in done if _is_unexplained(result)]
     ran = {result.step for result in done}
@@ -117,10 +126,15 @@ def certify(
     missing.append(
         f"use: a process that used the device for less than {MAX_UNDETECTED_SECONDS:g} s may have gone undetected"
     )
-    missing.append(
-        "use: a container that the kubelet starts without calling the plugin, while the plugin is not registered"
-    )
-    if is_claim:
+    if claim is not None and claim.manager is not None:
+        missing.append(
+            "use: processes that start within the job, without a hand-over, or that another service starts for it"
+        )
+    else:
+        missing.append(
+            "use: a container that the kubelet starts without calling the plugin, while the plugin is not registered"
+        )
+    if claim is not None and claim.manager is None:
         missing.append(
             "use: restarts of containers within the claim, and further pods of the claim, which start without a hand-over"
         )

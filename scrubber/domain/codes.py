@@ -41,6 +41,13 @@ class ErrorCode(StrEnum):
         "reset-in-progress",
         "The device is being reset, and its driver is not queried about it until that has finished.",
     )
+    COMMAND_BROKEN = (
+        "command-broken",
+        (
+            "The administrator's program of a command backend misbehaves; no device is at fault, and none is granted that "
+            "only this program can prove clean: correct the program."
+        ),
+    )
     REFUSED = (
         "refused",
         "The policy or the state of the device does not allow the request; the message has the reason and the limit.",
@@ -139,6 +146,10 @@ class ErrorCode(StrEnum):
     CLAIM_IN_PROGRESS = (
         "claim-in-progress",
         "Another call for the same resource claim has not ended yet; the call is tried again.",
+    )
+    JOB_UNREADABLE = (
+        "job-unreadable",
+        "The processes of the job cannot be determined, so its end could not be detected; the message names what to set.",
     )
     HELD_BY_OWN_POD = (
         "held-by-own-pod",

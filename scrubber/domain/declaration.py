@@ -53,7 +53,7 @@ class ValueType(Enum):
     PER_SECOND_BY_MODEL = "per second, by model and check"
     PROOF_BY_HAND_OVER = "proofs by kind of hand-over"
     DEVICE_SETTINGS = "values by device setting"
-    CODES_BY_CLASS = "XIDs and ranges of XIDs"
+    CODES_BY_CLASS = "codes and ranges of codes"
     OVERRIDES = "policies for some devices"
 
 

@@ -68,6 +68,8 @@ class Device:
         access: what a container needs to use it.
         driver: version of the device's own driver, on a node with several drivers; empty: the driver version of the
             node.
+        claimed_by: who claims what is known about it, where this service cannot measure it: ``command sha256:…``;
+            empty: the service measures it.
         shared_resource: what its eraser shares with those of other devices; None: the device has memory of its own.
         traits: other facts from the driver: ``pci_address``, ``vbios``, ``architecture``, …
     """
@@ -82,6 +84,7 @@ class Device:
     access: tuple[Access, ...] = ()
     profile: str | None = None
     driver: str = ""
+    claimed_by: str = ""
     shared_resource: SharedResource | None = None
     traits: tuple[tuple[str, str], ...] = ()
 

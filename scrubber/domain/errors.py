@@ -6,6 +6,7 @@
     ├── RetryableError            retry; nothing is wrong with the request
     │   ├── NotReady              a scrub is in progress, or an earlier pod is not over yet
     │   └── Unavailable           a collaborator (service, kubelet, child process) did not answer
+    │       ├── BrokenCommand     a backend's command misbehaves; no device is at fault
     │       └── ResetInProgress   the device is not queried, because it is being reset
     ├── Refused                   retrying changes nothing until someone acts
     │   ├── InvalidRequest        unknown, duplicate or missing IDs; malformed input
@@ -31,6 +32,7 @@ from scrubber.domain.codes import ErrorCode
 
 __all__ = [
     "AlreadyRunning",
+    "BrokenCommand",
     "DeviceBusy",
     "DeviceFault",
     "DeviceLost",
@@ -90,8 +92,20 @@ class Unavailable(RetryableError):
     code = ErrorCode.UNAVAILABLE
 
 
+class BrokenCommand(Unavailable):
+    """An administrator's program that a backend runs misbehaves; the message names it and what it did.
+
+    It proves nothing about a device, so that a mistake in a program takes no device out of service.
+    """
+
+    code = ErrorCode.COMMAND_BROKEN
+
+
 class ResetInProgress(Unavailable):
-    """The device is not queried until its reset has finished; this does not count as a missing answer."""
+    """The device is not queried until its reset has finished; this does not count as a missing answer.
+
+    A command that works on a device for long counts as a reset here.
+    """
 
     code = ErrorCode.RESET_IN_PROGRESS
 

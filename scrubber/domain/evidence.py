@@ -239,6 +239,11 @@ class FindingCode(StrEnum):
         "Memory stayed in use after it was cleared, although no process has the device any more.",
         (_MEMORY, _FAULT),
     )
+    CLAIM_NOT_ACCEPTED = (
+        "claim-not-accepted",
+        "Only a command claims that the memory is cleared, and the policy does not accept that (`memory.acceptClaims`).",
+        (_MEMORY, _BLOCKING),
+    )
     CLEARING_INCOMPLETE = (
         "clearing-incomplete",
         "More of the memory could not be cleared and verified than the policy permits.",

@@ -104,6 +104,7 @@ class HandoverFacts:
             or ``ASSIGNED_BY_ANOTHER_PLUGIN``; or with the claim, as :func:`~scrubber.domain.claims.claim_problem`
             returns it; None where nothing is.
         is_claim: whether a claim is to be prepared: no exception applies to it.
+        is_unmeasured: whether what is known about the device is the claim of a command: no exception applies to it.
         is_share: whether the request is for one of several shares of the device.
         starting_pod: the pod that starts, where that is certain; used only for a share.
         granted_pods: pods of grants since the device was last clean, including pods that are over; without the starting
@@ -120,6 +121,7 @@ class HandoverFacts:
     last_pod_ran: bool
     assignment_problem: ErrorCode | None = None
     is_claim: bool = False
+    is_unmeasured: bool = False
     is_share: bool = False
     starting_pod: Pod | None = None
     granted_pods: tuple[GrantedPod, ...] | None = None
@@ -250,7 +252,7 @@ def _basis(facts: HandoverFacts) -> tuple[Basis | None, str]:
         if flaw is None:
             return Basis.CERTIFICATE, "a certificate was issued since the last grant"
         return None, f"its certificate is not valid: {flaw}"
-    exception = None if facts.is_claim else _EXCEPTIONS.get(kind)
+    exception = None if facts.is_claim or facts.is_unmeasured else _EXCEPTIONS.get(kind)
     if facts.policy.required_proof(kind) is not RequiredProof.CHECKS or exception is None:
         return None, f"the device is {record.hygiene.value}"
     missing = _missing_for_exception(record, ran=facts.last_pod_ran)

@@ -93,6 +93,7 @@ class ProcessOwner:
 
     Attributes:
         pod_uid: UID of its pod; the pod's namespace and name are empty where they are not known.
+        unit: its systemd unit, or its job (``slurm job 4711``).
     """
 
     namespace: str = ""

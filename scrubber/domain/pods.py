@@ -14,6 +14,7 @@ __all__ = [
     "RemainingCgroups",
     "claim_pod_liveness",
     "has_ended",
+    "job_liveness",
     "own_pod_liveness",
     "pod_liveness",
     "unreadable_pod_liveness",
@@ -139,6 +140,20 @@ def claim_pod_liveness(
         proof = f"its claim was released over {leftover_grace_period:g} s ago, and the first process of its container is dead"
         return PodLiveness(PodState.LEFTOVER, left, proof)
     return PodLiveness(PodState.ALIVE, left)
+
+
+# See docs/decisions/0048-jobs.md.
+def job_liveness(processes: Iterable[Process], *, may_start_more: bool) -> PodLiveness:
+    """Return the liveness of a job. Its processes are never leftovers: only they themselves, or an operator, end them.
+
+    Args:
+        processes: all processes of the job.
+        may_start_more: whether its manager may start a process for it although it has none.
+    """
+    left = tuple(sorted(processes))
+    if left or may_start_more:
+        return PodLiveness(PodState.ALIVE, left)
+    return PodLiveness(PodState.OVER, ended=True)
 
 
 # See docs/decisions/0009-restarts-within-a-pod.md.

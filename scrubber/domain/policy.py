@@ -229,6 +229,11 @@ class MemoryRule:
         minimum=1,
     )
     """No pass can reach the eraser's own context and rounding. If more than this is uncovered, the scrub fails."""
+    accept_claims: bool = setting(
+        False,
+        "Accept the claim of a command backend that it cleared a device. The service cannot measure that, and every "
+        "certificate says so.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,6 +474,17 @@ def _always_by_certificate(proofs: Mapping[HandOverKind, RequiredProof]) -> None
             )
 
 
+_ERROR_CLASSES: Mapping[StrEnum, str] = {
+    ErrorClass.IGNORE: "Ignored.",
+    ErrorClass.APPLICATION: "The application's own fault; the device is healthy.",
+    ErrorClass.RESET: "The device is quarantined until a reset.",
+    ErrorClass.REBOOT: "The device is quarantined until a reboot of the node.",
+    ErrorClass.CONTEXT: "Depends on what else the driver reports.",
+    ErrorClass.REPAIR: "The device needs an operator.",
+    ErrorClass.UNKNOWN: "Treat like an unlisted code.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A policy of the scrub service: required proof of hand-overs, limits, and reactions to faults.
@@ -542,15 +558,14 @@ class Policy:
         "What an XID means for the device. Codes that are not listed here keep their class from xid.yaml.",
         ValueType.CODES_BY_CLASS,
         key="xids",
-        entries={
-            ErrorClass.IGNORE: "Ignored.",
-            ErrorClass.APPLICATION: "The application's own fault; the device is healthy.",
-            ErrorClass.RESET: "The device is quarantined until a reset.",
-            ErrorClass.REBOOT: "The device is quarantined until a reboot of the node.",
-            ErrorClass.CONTEXT: "Depends on what else the driver reports.",
-            ErrorClass.REPAIR: "The device needs an operator.",
-            ErrorClass.UNKNOWN: "Treat like an unlisted code.",
-        },
+        entries=_ERROR_CLASSES,
+    )
+    own_error_classes: Mapping[int, ErrorClass] = setting(
+        {},
+        "What an error code means for a device of a command backend, whose program reports it. Codes that are not listed are unknown.",
+        ValueType.CODES_BY_CLASS,
+        key="errors",
+        entries=_ERROR_CLASSES,
     )
     unlisted_error: ErrorClass = ErrorClass.UNKNOWN
     error_notes: Mapping[int, str] = computed({})
@@ -588,10 +603,18 @@ class Policy:
     def with_signals(self, table: SignalTable) -> Policy:
         """Return the policy and its overrides with the signal table of the devices' backend."""
         overrides = tuple(replace(each, policy=each.policy.with_signals(table)) for each in self.overrides)
-        return replace(self, signals=table, overrides=overrides)
+        notes = self.error_notes if table.error_classes is None else {}
+        return replace(self, signals=table, error_notes=notes, overrides=overrides)
 
     def error_class(self, code: int) -> ErrorClass:
-        """Return the class of an error code; an unlisted code is unknown, unless all codes were disabled."""
+        """Return the class of an error code; an unlisted code is unknown, unless all codes were disabled.
+
+        The numbers in a policy are not those of a backend that has its own.
+        """
+        if self.signals.errors.only_by_policy:
+            return self.own_error_classes.get(code, ErrorClass.UNKNOWN)
+        if self.signals.error_classes is not None:
+            return self.signals.error_classes.get(code, ErrorClass.UNKNOWN)
         return self.error_classes.get(code, self.unlisted_error)
 
     def plan(

@@ -215,6 +215,11 @@ class DeviceRecord:
         found = (each for each in self.open_grants if each.claim is not None and each.claim.uid == uid)
         return next((each for each in found if each.claim is not None and each.claim.is_prepared), None)
 
+    def adopted_since(self, grant: Grant) -> Assignment | None:
+        """The assignment of a pod that got the device without a hand-over after ``grant``; None when there is none."""
+        later = (each for each in self.open_grants if each.sequence > grant.sequence and each.basis is Basis.ADOPTED)
+        return next((each.assignment for each in later if each.pod is not None and each.pod not in grant.pods), None)
+
     @property
     def prepared_claims(self) -> tuple[Claim, ...]:
         """The claims of open grants that no request to unprepare has released."""

@@ -13,7 +13,15 @@ from plugin.dra.paths import DEFAULT_DRIVER_NAME
 from scrubber.emulator.cluster import Account, ApiServer, ControlPlane, EmulatedApi
 from scrubber.emulator.cluster.allocator import BLOCKING_EFFECTS
 from scrubber.emulator.cluster.podclaims import claim_names, results
-from scrubber.emulator.cluster.resources import CLAIM_TEMPLATES, CLAIMS, DEVICE_CLASSES, NAMESPACES, SLICES, Json
+from scrubber.emulator.cluster.resources import (
+    CLAIM_TEMPLATES,
+    CLAIMS,
+    DEVICE_CLASSES,
+    NAMESPACES,
+    SLICES,
+    Json,
+    ResourceType,
+)
 from scrubber.emulator.pods import EmulatedPod, PodClaim
 from scrubber.emulator.timings import ClusterTimings
 
@@ -50,6 +58,15 @@ class ClaimCluster:
             BaseExceptionGroup: errors of the emulated control plane itself.
         """
         await self._running.aclose()
+
+    def read_command(self, kind: ResourceType) -> str:
+        """Return a shell command that prints the objects of a resource, as an administrator of the cluster.
+
+        Not of kubectl, which sends no token over HTTP.
+        """
+        group = f"apis/{kind.api_version}" if kind.group else f"api/{kind.api_version}"
+        token = self.server.add_account()
+        return f"curl -s -H 'Authorization: Bearer {token}' {self.server.url}/{group}/{kind.plural}"
 
     def pod_claim(self, namespace: str, gpus: int) -> PodClaim:
         """Return a pod's claim of ``gpus`` devices; its template is created in ``namespace`` if there is none."""

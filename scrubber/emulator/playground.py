@@ -161,6 +161,7 @@ class Playground:
         policy: name or file.
         watch_interval: watch interval of the service, in seconds.
         dra: have pods request devices by claims: with a control plane, and the DRA driver instead of the device plugin.
+        program: a program that manages the simulated devices, for the command backend; None: the ``sim`` backend does.
 
     Attributes:
         plugin: the device plugin, or the DRA driver.
@@ -179,6 +180,7 @@ class Playground:
         watch_interval: float = 0.2,
         registration: str = "auto",
         dra: bool = False,
+        program: Path | None = None,
     ) -> None:
         self._keep = keep or directory is not None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="scrubber-", dir="/tmp"))
@@ -197,9 +199,12 @@ class Playground:
             cluster=self.cluster.api if self.cluster else None,
             node_name=NODE_NAME,
         )
+        backend = ("--backend", "sim", "--sim-dir", str(self.sim_dir))
+        if program is not None:
+            backend = ("--backend", "command", "--config", str(self._write_command_file(program)))
         service = [
             "serve",
-            *("--backend", "sim", "--sim-dir", str(self.sim_dir), "--state-dir", str(self.directory / "state")),
+            *(*backend, "--state-dir", str(self.directory / "state")),
             *("--socket-dir", str(self.socket_dir), "--policy", policy, "--kubelet-dir", str(self.kubelet.root)),
             *("--pod-resources-socket", str(self.kubelet.pod_resources_socket)),
             *("--pod-logs-dir", str(self.kubelet.pod_logs), "--metrics-address", "off"),
@@ -207,6 +212,8 @@ class Playground:
         ]
         if self.cgroup_parent is not None:
             service += ["--cgroup-root", str(self.cgroup_parent)]
+        elif program is not None:
+            service += ["--container-identity", "marker"]
         self.service = Daemon(service, self.directory / "service.log")
         plugin = [
             "plugin",
@@ -223,6 +230,20 @@ class Playground:
             [*(driver if dra else plugin), *common], self.directory / f"{'dra' if dra else 'plugin'}.log"
         )
         self.read_client = ReadClient(self.socket_dir)
+
+    @property
+    def program(self) -> Path:
+        """The copy of the command backend's program that the service runs."""
+        return self.directory / "program"
+
+    def _write_command_file(self, program: Path) -> Path:
+        shutil.copyfile(program, self.program)
+        self.program.chmod(0o755)
+        config = self.directory / "command.yaml"
+        config.write_text(
+            f"program: {self.program}\nenvironment: {{SIMULATED_NODE: {self.sim_dir}}}\npollInterval: 2s\n"
+        )
+        return config
 
     async def __aenter__(self) -> Self:
         try:

@@ -22,7 +22,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+import scrubber
 from scrubber.emulator.claim_cluster import DRIVER, ClaimCluster
+from scrubber.emulator.cluster.resources import SLICES
 from scrubber.emulator.console import DemoConsole, OutputClosed
 from scrubber.emulator.demo_stage import SECRET, DemoStage, ExpectationFailed, text_read
 from scrubber.emulator.events import KubeletEvent
@@ -45,7 +47,17 @@ limits:
 """The default policy, but for the time after which a leftover process of a released claim is proved: there 30 s."""
 
 
-def main(*, keep: bool = False, directory: Path | None = None, stay: bool = False, dra: bool = False) -> int:
+_COMMAND_POLICY = """\
+name: demo
+memory:
+  acceptClaims: true
+"""
+_PROGRAM = Path(scrubber.__file__).parents[1] / "deploy" / "backends" / "simulated-node"
+
+
+def main(
+    *, keep: bool = False, directory: Path | None = None, stay: bool = False, dra: bool = False, command: bool = False
+) -> int:
     """Run the scenario.
 
     Return 0 if every expectation held, else 1, or 128 plus the number of the signal that interrupted it.
@@ -58,16 +70,23 @@ def main(*, keep: bool = False, directory: Path | None = None, stay: bool = Fals
         stay: leave the node running afterwards, until SIGINT, SIGTERM or SIGHUP, with both daemons' metrics on
             loopback.
         dra: have pods request devices by claims.
+        command: have the sample program of the source tree manage the devices.
     """
     console = DemoConsole(highlight=False, soft_wrap=True)
-    return asyncio.run(_run_demo(console, keep=keep, directory=directory, stay=stay, dra=dra))
+    return asyncio.run(_run_demo(console, keep=keep, directory=directory, stay=stay, dra=dra, command=command))
 
 
-async def _run_demo(console: Console, *, keep: bool, directory: Path | None, stay: bool, dra: bool) -> int:
+async def _run_demo(
+    console: Console, *, keep: bool, directory: Path | None, stay: bool, dra: bool, command: bool
+) -> int:
     with cancel_on_first_signal() as interruption:
-        stage = Playground(directory=directory, keep=True, dra=dra)
-        if dra:
-            _shorten_grace_period(stage)
+        stage = (
+            Playground(directory=directory, keep=True, memory="16MiB", watch_interval=1.0, program=_PROGRAM)
+            if command
+            else Playground(directory=directory, keep=True, dra=dra)
+        )
+        if dra or command:
+            _use_policy(stage, _CLAIM_POLICY if dra else _COMMAND_POLICY)
         if stay:
             _enable_metrics(stage)
         began = time.monotonic()
@@ -76,7 +95,7 @@ async def _run_demo(console: Console, *, keep: bool, directory: Path | None, sta
         try:
             async with stage:
                 try:
-                    await DemoScenario(stage, console).run()
+                    await (CommandScenario if command else DemoScenario)(stage, console).run()
                     console.print(f"\nAll expectations were met, in {time.monotonic() - began:.0f} s.")
                     if stay:
                         await _wait_for_interrupt(stage, console)
@@ -102,10 +121,10 @@ async def _run_demo(console: Console, *, keep: bool, directory: Path | None, sta
         return status
 
 
-def _shorten_grace_period(stage: Playground) -> None:
+def _use_policy(stage: Playground, content: str) -> None:
     """Write a policy for the service, which uses the last one that it is given. Must be called before it is started."""
     policy = stage.directory / "policy.yaml"
-    policy.write_text(_CLAIM_POLICY)
+    policy.write_text(content)
     stage.service.arguments = (*stage.service.arguments, "--policy", str(policy))
 
 
@@ -132,6 +151,8 @@ async def _wait_for_interrupt(stage: Playground, console: Console) -> None:
         ("inject a fault", f"scrubber sim fault --dir {node} --device 0 --xid 95"),
     ):
         console.print(f"  {words:<19}{escape(what)}")
+    if stage.cluster is not None:
+        console.print(f"  {'read the slices':<19}{escape(stage.cluster.read_command(SLICES))}")
     waiting = asyncio.current_task()
     assert waiting is not None
     with suppress(asyncio.CancelledError):
@@ -215,7 +236,7 @@ class DemoScenario:
             certificate = last["certificate"]
             stage.print_detail(f"certificate {certificate['metadata']['name']}")
             for line in certificate["covered"]:
-                stage.print_detail(f"  proved       {line}")
+                stage.print_detail(f"  {'claimed' if '(claimed by ' in line else 'proved ':<11}  {line}")
             for line in certificate["notCovered"]:
                 stage.print_detail(f"  not covered  {line}", "dim")
             if self._cluster is not None:
@@ -455,3 +476,47 @@ class DemoScenario:
             f"{len(passed)} scrubs passed · {residue / 2**20:.0f} MiB of residue found and cleared · {ended} "
             f"leftover(s) killed · {repeated}"
         )
+
+
+class CommandScenario(DemoScenario):
+    """The scenes of a node whose devices a program of the administrator manages."""
+
+    async def run(self) -> None:
+        stage = self._stage
+        self._console.print(
+            "A node with four devices that a program manages (deploy/backends/simulated-node), a kubelet (emulated, with "
+            f"the real protocol), and two tenants.\n[dim]{self._playground.directory} · memory files in "
+            f"{self._playground.sim_dir}[/]"
+        )
+        await self._without_the_service()
+        stage.print_heading("With the service: scrubber serve --backend command, scrubber plugin")
+        await self._playground.start_daemons()
+        await self._playground.wait_until_clean()
+        stage.print_check("both daemons are running; the program has cleared every device once")
+        await self._same_pods_with_the_service()
+        issued = (await stage.newest_event("certificate.issued"))["certificate"]["covered"]
+        claims = [line for line in issued if "(claimed by command sha256:" in line]
+        stage.expect(bool(claims), "the certificate says what the program claims, and what was measured")
+        await self._leftover_child()
+        await self._broken_program()
+
+    async def _broken_program(self) -> None:
+        stage, playground = self._stage, self._playground
+        stage.print_heading("4. A mistake in the program")
+        await playground.wait_until_clean()
+        works = playground.program.read_text()
+        playground.program.write_text("#!/bin/sh\nexit 1\n")
+        scrub = await playground.run_command("scrub", "0")
+        stage.expect(scrub.returncode != 0, "a program that fails proves nothing: scrubber scrub 0 does not succeed")
+        devices = await playground.wait_for_devices(
+            lambda each: all(one.cause.code == "command-broken" for one in each), LONGEST_WAIT, "the fault is reported"
+        )
+        stage.print_detail(devices[0].cause.message)
+        stage.expect(
+            {each.health for each in devices} == {"suspect"},
+            "no device is blamed: all of them are suspect, none is out",
+        )
+        playground.program.write_text(works)
+        await playground.wait_until_clean()
+        async with stage.only_one_device():
+            stage.expect(await stage.read_back() == "", "the program is repaired, and pods start again")

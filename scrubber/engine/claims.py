@@ -108,7 +108,7 @@ class NodeClaims:
             await self._record_admin_access(claim, admin)
             while held:
                 await self.set_pods(claim.uid, claim.pods)
-                answer = self._answer(claim.uid, granted)
+                answer = self._answer(claim, granted)
                 if answer is not None:
                     return answer
                 held = self._is_prepared(call)
@@ -122,6 +122,7 @@ class NodeClaims:
                     own_resources=lambda: frozenset({claim.driver}),
                     deadline=deadline,
                     claim=claim,
+                    actor=call.actor,
                     plugin_resources=self._plugin_resources,
                     extended_resources=call.extended_resources,
                     node_resources=self._node_resources,
@@ -167,20 +168,26 @@ class NodeClaims:
             lock.release()
 
     # See docs/decisions/0044-claims.md.
-    def _answer(self, uid: str, controllers: Iterable[DeviceController]) -> tuple[GrantedDevice, ...] | None:
+    def _answer(self, claim: Claim, controllers: Iterable[DeviceController]) -> tuple[GrantedDevice, ...] | None:
         """Return the answer that Prepare gave, from the records; None if an operator has released a device since.
 
         Raises:
             Quarantined: a device is out of service by now, so that no further pod of the claim may start on it.
+            Refused: another pod has got a device since, so that no further pod of the claim may share it with that one.
         """
         found = []
         for controller in sorted(controllers, key=lambda each: each.id):
             record = controller.state.record
-            grant = record.prepared_grant(uid)
+            grant = record.prepared_grant(claim.uid)
             if grant is None:
                 return None
             if controller.refuses_allocation:
-                raise refusals.quarantined_in_claim(controller.id, public_message=controller.view.refusal_message)
+                raise refusals.quarantined_in_claim(
+                    controller.id, claim, public_message=controller.view.refusal_message
+                )
+            other = record.adopted_since(grant)
+            if other is not None and controller.state.policy.enforcement is not Enforcement.OBSERVE:
+                raise refusals.adopted_in_claim(controller.id, other)
             path = grant.path or PathKind.FAST
             found.append(GrantedDevice(record.device, grant.sequence, grant.kind, path, grant.certificate, grant.basis))
         return tuple(found)
@@ -261,13 +268,13 @@ class NodeClaims:
 
     # -- Unprepare -------------------------------------------------------------------------------------------------
 
-    async def unprepare(self, uid: str, wait_seconds: float) -> ClaimRelease:
+    async def unprepare(self, uid: str, wait_seconds: float, actor: str = "driver") -> ClaimRelease:
         clock = self._dependencies.clock
         self._view().require_ready()
         deadline = clock.monotonic() + wait_seconds
         try:
             async with self._only_call(Claim(uid, "", "", ""), deadline), self._no_arrivals(deadline):
-                await self._release(uid)
+                await self._release(uid, actor)
         except NotReady as busy:
             return ClaimRelease(done=False, waits_for=busy.public_message)
         self._check_pods()
@@ -300,12 +307,12 @@ class NodeClaims:
         finally:
             self._devices.arrivals.release()
 
-    async def _release(self, uid: str) -> None:
+    async def _release(self, uid: str, actor: str) -> None:
         """Record on all devices of the claim that it is to be unprepared, also on those that have left the node."""
         now = self._dependencies.clock.wall()
-        gone = [(before, _released(before, uid, now)) for before in self._removed_records()]
+        gone = [(before, _released(before, uid, now, actor)) for before in self._removed_records()]
         left = [(after, rows) for before, (after, rows) in gone if after is not before]
-        await self._change(self._prepared(uid), lambda record: _released(record, uid, now), left)
+        await self._change(self._prepared(uid), lambda record: _released(record, uid, now, actor), left)
         await self._change(self._admin(uid), lambda record: (record.without_admin_access(uid), ()))
 
     def _decide_release(self, uid: str) -> ReleaseDecision:
@@ -453,13 +460,13 @@ class DriverlessClaims:
     async def set_pods(self, uid: str, pods: Sequence[Pod]) -> None:
         """Change nothing: the driver reports the pods again to the next epoch."""
 
-    async def unprepare(self, uid: str, wait_seconds: float) -> ClaimRelease:
+    async def unprepare(self, uid: str, wait_seconds: float, actor: str = "driver") -> ClaimRelease:
         if not self._is_yielded():
             raise self._refusal()
         async with self._lock:
             records = (await self._ledger.load()).records.values()
             now = self._clock.wall()
-            released = [each for each in (_released(record, uid, now) for record in records) if each[1]]
+            released = [each for each in (_released(record, uid, now, actor) for record in records) if each[1]]
             if released:
                 change = LedgerChange(
                     records=tuple(record for record, _ in released),
@@ -476,14 +483,13 @@ class DriverlessClaims:
         raise self._refusal()
 
 
-def _released(record: DeviceRecord, uid: str, now: float) -> tuple[DeviceRecord, tuple[Event, ...]]:
+def _released(record: DeviceRecord, uid: str, now: float, actor: str) -> tuple[DeviceRecord, tuple[Event, ...]]:
     """Return ``record`` after a request to unprepare the claim ``uid``, with its event; unchanged if it is not prepared."""
     after = record.with_claim(uid, lambda claim: replace(claim, released_at=now) if claim.is_prepared else claim)
     grant = next((each for each in record.open_grants if each.claim is not None and each.claim.uid == uid), None)
     if after is record or grant is None:
         return record, ()
-    fields = events.grantee_fields(grant)
-    return after, (Event("claim.unprepare-requested", now, record.device, actor="driver", fields=fields),)
+    return after, (events.release_requested(grant, now, record.device, actor),)
 
 
 def prepared_claims(records: Iterable[DeviceRecord]) -> tuple[PreparedClaim, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scrubber.domain.evidence import Certificate, Finding, FindingCode, Outcome, ScrubRecord, Step, Verdict
+from scrubber.domain.jobs import job_of
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.states import Health
 from scrubber.ports.record import Event
@@ -11,6 +12,7 @@ __all__ = [
     "granted",
     "grantee_fields",
     "health_changed",
+    "release_requested",
     "residue_unexplained",
     "scrub_finished",
     "scrub_started",
@@ -181,19 +183,27 @@ def grantee_fields(grant: Grant) -> dict[str, str | int | float | bool | None]:
     fields: dict[str, str | int | float | bool | None] = {}
     if grant.tenant is not None:
         fields = {"tenant": grant.tenant, "pod": None if pod is None else pod.name}
+    if job := job_of(grant.claim):
+        return fields | {"pod": None, "job": job}
     if grant.claim is not None:
         fields |= {"claim": str(grant.claim), "claim_uid": grant.claim.uid}
     return fields
 
 
-def granted(grant: Grant, proof: Certificate, path: str, seconds: float) -> Event:
-    """Return the event for a grant; ``proof`` is the fast path's certificate that the grant used."""
+def release_requested(grant: Grant, now: float, device: str, actor: str) -> Event:
+    """Return the event for the end of a claim or a job, as far as ``actor`` says so."""
+    name = "job.end-reported" if job_of(grant.claim) else "claim.unprepare-requested"
+    return Event(name, now, device, actor=actor, fields=grantee_fields(grant))
+
+
+def granted(grant: Grant, proof: Certificate, path: str, seconds: float, actor: str) -> Event:
+    """Return the event for a grant that ``actor`` requested; ``proof`` is the fast path's certificate that the grant used."""
     return Event(
         "handover.granted",
         grant.at,
         proof.device,
         proof.scrub,
-        actor="plugin" if grant.claim is None else "driver",
+        actor=actor,
         fields={
             "kind": grant.kind.value,
             "path": path,
@@ -206,6 +216,7 @@ def granted(grant: Grant, proof: Certificate, path: str, seconds: float) -> Even
             "container": None if grant.assignment is None else grant.assignment.container,
             "claim": None,
             "claim_uid": None,
+            "job": None,
             **grantee_fields(grant),
             "duration_seconds": round(seconds, 6),
         },

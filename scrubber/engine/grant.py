@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from scrubber.domain.assignment import Process
+from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.certificate import certify
 from scrubber.domain.errors import DeviceFault, Unreadable
 from scrubber.domain.evidence import PathKind
@@ -112,7 +112,7 @@ class GrantRequest:
 
     async def _grant(self, prepared: Sequence[PreparedDevice]) -> tuple[GrantedDevice, ...] | None:
         """Grant everything in one transaction; return None if the state of a device changed since it was prepared."""
-        baselines = [await self._baseline(each) for each in prepared]
+        baselines = await self._baselines(prepared)
         async with AsyncExitStack() as locks:
             for controller in self._controllers:
                 await locks.enter_async_context(controller.state.lock)
@@ -159,7 +159,7 @@ class GrantRequest:
                     self._dependencies.journal.record_scrub(check)
 
             # Start watching before the answer, because the kubelet starts the container as soon as it receives it.
-            pods = {each.assignment.pod for each in prepared if each.assignment is not None}
+            pods = {each.pod for each in prepared if each.pod is not None}
             starts = [watch_start(pod, dependencies=self._dependencies) for pod in pods]
             try:
                 await run_to_completion(store_and_apply())
@@ -179,15 +179,25 @@ class GrantRequest:
             follow = record_started_container(start, controllers, dependencies=self._dependencies)
             self._dependencies.spawn(follow, f"start {start.pod.uid}")
 
-    async def _baseline(self, prepared: PreparedDevice) -> tuple[Process, ...]:
+    async def _baselines(self, prepared: Sequence[PreparedDevice]) -> list[tuple[Process, ...]]:
+        """Return the baseline of each device's pod; a pod is read once, however many devices it gets."""
         boot = self._dependencies.identity.boot
         earlier = [grant for grant in self._earlier() if grant.boot == boot]
-        try:
-            return await self._pods.baseline(prepared.assignment, earlier)
-        except Unreadable as unreadable:
-            if prepared.decision.basis in UNCONDITIONAL_BASES:
-                return ()
-            raise refusals.pod_unreadable(unreadable) from unreadable
+        read: dict[Pod | None, tuple[Process, ...] | Unreadable] = {}
+        baselines: list[tuple[Process, ...]] = []
+        for each in prepared:
+            if each.pod not in read:
+                try:
+                    read[each.pod] = await self._pods.baseline(each.assignment, earlier)
+                except Unreadable as unreadable:
+                    read[each.pod] = unreadable
+            found = read[each.pod]
+            if isinstance(found, Unreadable):
+                if each.decision.basis not in UNCONDITIONAL_BASES:
+                    raise refusals.pod_unreadable(found) from found
+                found = ()
+            baselines.append(found)
+        return baselines
 
     def _device_change(
         self, controller: DeviceController, prepared: PreparedDevice, baseline: tuple[Process, ...]
@@ -209,7 +219,7 @@ class GrantRequest:
             now=now,
             rests_on=record.rests_on,
             basis=basis,
-            is_claim=self._call.claim is not None,
+            claim=self._call.claim,
         )
         fast = replace(
             sign_certificate(fast, dependencies.signer.key_id, dependencies.signer.sign), next_grant=sequence
@@ -243,6 +253,6 @@ class GrantRequest:
             grants=((record.device, grant),),
             certificates=spent,
             scrubs=(check,),
-            events=(events.granted(grant, fast, path.value, seconds),),
+            events=(events.granted(grant, fast, path.value, seconds, self._call.actor),),
         )
         return change, GrantedDevice(record.device, sequence, prepared.kind, path, fast.id, basis)

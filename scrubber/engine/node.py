@@ -20,12 +20,13 @@ from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.devices import Devices
 from scrubber.engine.grant import GrantRequest
+from scrubber.engine.jobs import NodeJobs
 from scrubber.engine.notices import RefusedStarts, out_of_service_notices
 from scrubber.engine.operator_actions import OperatorActions
 from scrubber.engine.pods import PodTracker
 from scrubber.engine.prepare import RequestedDevice, ResolvedCall
 from scrubber.engine.publisher import Publisher
-from scrubber.engine.resource_ids import ResourceIds
+from scrubber.engine.resource_ids import Announcer, ResourceIds
 from scrubber.engine.views import CertificateStatus, CertificateView, GrantedDevice, HandOverCall, NodeView, ServiceView
 from scrubber.engine.work_gate import WorkGate
 from scrubber.engine.yielding import YieldControl, withheld_views
@@ -87,11 +88,17 @@ class Node:
             require_service=self._require_service,
             is_yielded=lambda: yields.record.is_yielded,
             hand_over=self._hand_over_claim,
-            plugin_resources=self._ids.plugin_resources,
+            plugin_resources=self._ids.advertised_as,
             node_resources=lambda: self._ids.advertised,
             view=self.view,
             wait_for_change=self.wait_for_change,
             check_pods=self.pod_check_requested.set,
+        )
+        self.jobs = NodeJobs(
+            claims=self.claims,
+            containers=dependencies.containers,
+            pod_cgroups=dependencies.pod_cgroups,
+            view=self.view,
         )
         self.waiting_starts = 0
         self.kubelet_restarts = 0
@@ -188,8 +195,8 @@ class Node:
 
     # -- hand-overs ------------------------------------------------------------------------------------------------
 
-    async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
-        self._ids.announce(resource, mapping, self.devices.known_ids)
+    async def announce(self, resource: str, mapping: Mapping[str, str], announcer: Announcer | None = None) -> None:
+        self._ids.announce(resource, mapping, self.devices.known_ids, announcer)
         if self._dependencies.policy().overrides:
             self.on_policy_change()
 
@@ -302,7 +309,7 @@ class Node:
     def _starting_pods(self, call: ResolvedCall) -> set[Pod]:
         """Return the starting pod as a set; empty unless the kubelet's list is certain about it. All pods of a claim."""
         if call.claim is not None:
-            return set(call.claim.pods)
+            return set() if call.claim.manager is not None else set(call.claim.pods)
         reading = self.pods.reading
         assignments = [
             reading.assignment_of(each.controller.id, each.shares, resource=call.resource) for each in call.devices
@@ -393,5 +400,7 @@ async def _used_since(controller: DeviceController, grant: Grant) -> bool:
 
 
 def _kubelet_status(reading: KubeletReading) -> str:
-    """Return ``ok``, or why the kubelet's lists are not, or not fully, trusted."""
+    """Return ``ok``, ``none`` on a node without a kubelet, or why the kubelet's lists are not, or not fully, trusted."""
+    if not reading.has_kubelet:
+        return "none"
     return reading.untrusted_reason if reading.trust is not Trust.TRUSTED else " ".join(reading.caveats) or "ok"

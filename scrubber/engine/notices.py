@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from scrubber.domain.assignment import KubeletReading, Pod, Trust
 from scrubber.domain.errors import ScrubberError
+from scrubber.domain.jobs import job_of
 from scrubber.domain.policy import Enforcement, StuckPodsRule
 from scrubber.domain.states import Hygiene
 from scrubber.engine.views import DeviceView, PodNotice
@@ -104,7 +105,7 @@ def out_of_service_notices(views: Iterable[DeviceView]) -> tuple[PodNotice, ...]
             f"Device {record.device}, which is assigned to this pod, is {record.health.value} ({cause.code}). "
             "It stays assigned; a restart on it is refused until it returns to service."
         )
-        for pod in (pod for grant in record.open_grants for pod in grant.pods):
+        for pod in (pod for grant in record.open_grants if not job_of(grant.claim) for pod in grant.pods):
             known = found.get(pod)
             if known is None:
                 found[pod] = PodNotice(pod, (record.device,), "GpuOutOfService", message, cause.since, evict=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from scrubber.domain.assignment import (
     Assignment,
     Claim,
+    JobManager,
     KubeletReading,
     Pod,
     PodAbsence,
@@ -25,6 +26,7 @@ from scrubber.domain.pods import (
     PodState,
     claim_pod_liveness,
     has_ended,
+    job_liveness,
     own_pod_liveness,
     pod_liveness,
     unreadable_pod_liveness,
@@ -285,6 +287,8 @@ class PodTracker:
 
     async def _claim_liveness(self, grant: Grant, claim: Claim, *, limits: Limits, wall: float) -> PodLiveness:
         pod = grant.pod
+        if claim.manager is not None and pod is not None:
+            return await self._job_liveness(pod, claim)
         if claim.released_at is None or pod is None or pod.uid is None:
             return PodLiveness(PodState.ALIVE)
         absence = self._absences.get(pod, PodAbsence())
@@ -309,6 +313,15 @@ class PodTracker:
             now=self._clock.monotonic(),
             leftover_grace_period=limits.leftover_grace_period,
         )
+
+    async def _job_liveness(self, job: Pod, claim: Claim) -> PodLiveness:
+        may_start_more = claim.is_prepared and claim.manager is not JobManager.RUN
+        if may_start_more:
+            return job_liveness((), may_start_more=True)
+        try:
+            return job_liveness(await self._containers.processes(job), may_start_more=False)
+        except Unreadable:
+            return PodLiveness(PodState.ALIVE)
 
     async def _has_ended(self, pod: Pod, grant: Grant) -> bool:
         """Whether the kernel shows that ``pod``, which has no process, is over."""

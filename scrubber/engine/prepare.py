@@ -65,6 +65,7 @@ class ResolvedCall:
             its driver.
         deadline: monotonic seconds.
         claim: the claim to be prepared; None for the start of a container.
+        actor: who requests the hand-over, for the audit log.
         plugin_resources: returns the resources under which a device plugin advertises a device, given by its ID.
         extended_resources: for which the scheduler created the claim.
         node_resources: returns the resources under which a device plugin advertises any device of the node.
@@ -75,6 +76,7 @@ class ResolvedCall:
     own_resources: Callable[[], frozenset[str]]
     deadline: float
     claim: Claim | None = None
+    actor: str = "plugin"
     plugin_resources: Callable[[str], frozenset[str]] = lambda _: frozenset()
     extended_resources: frozenset[str] = frozenset()
     node_resources: Callable[[], frozenset[str]] = frozenset
@@ -95,6 +97,11 @@ class PreparedDevice:
     policy: Policy
     shares: frozenset[str] = frozenset()
     closed_grants: frozenset[int] = frozenset()
+
+    @property
+    def pod(self) -> Pod | None:
+        """The pod that starts, where it is certain."""
+        return None if self.assignment is None else self.assignment.pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +223,7 @@ class DevicePreparation:
             if claim is None
             else self._claim_problem(start),
             is_claim=claim is not None,
+            is_unmeasured=bool(controller.state.device.claimed_by),
             is_share=bool(share),
             starting_pod=start.own,
         )

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from scrubber.domain.assignment import Assignment, Claim, Pod
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceBusy, DeviceFault, InvalidRequest, NotReady, Quarantined, Refused, Unreadable
+from scrubber.domain.jobs import Job
 from scrubber.domain.pods import PodLiveness
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.states import Hygiene
@@ -15,6 +16,7 @@ from scrubber.domain.telemetry import Holder
 __all__ = [
     "AGENTS_ARE_PAUSED",
     "NODE_YIELDED",
+    "adopted_in_claim",
     "advertised_by_plugin",
     "assigned_by_another_plugin",
     "attempts_exhausted",
@@ -32,7 +34,10 @@ __all__ = [
     "earlier_pod_running",
     "fault_reported_message",
     "held_by_own_pod",
+    "job_unreadable",
+    "job_without_process",
     "no_certificate",
+    "no_free_devices",
     "node_yielded",
     "out_of_service_message",
     "pod_unreadable",
@@ -211,6 +216,8 @@ def earlier_pod_running(device: str, grant: Grant, liveness: PodLiveness, starti
             code=ErrorCode.EARLIER_POD_RUNNING,
         )
     name = "an unknown pod" if grant.pod is None else f"{grant.pod.namespace}/{grant.pod.name}"
+    if grant.claim is not None and grant.claim.manager is not None:
+        name = grant.claim.title
     return NotReady(
         f"Device {device} waits for {name} to end ({len(liveness.processes)} processes).",
         public_message=f"Device {device} is in-use: its earlier use has not ended. The start is retried.",
@@ -240,20 +247,24 @@ def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> No
 def prepared_for_claim(device: str, claim: Claim) -> NotReady:
     """Refuse a device that is prepared for ``claim``, whatever asks for it."""
     return NotReady(
-        f"Device {device} is prepared for the claim {claim} by {claim.driver}. It is free once that "
-        "claim was unprepared and its pods have ended. If a device plugin advertises the device too, exclude it from one of "
-        "the two.",
+        f"Device {device} is prepared for {claim.title} by {claim.driver}. It is free once that claim was unprepared and its "
+        "pods have ended. If a device plugin advertises the device too, exclude it from one of the two."
+        if claim.manager is None
+        else f"Device {device} is used by {claim.title} ({claim.manager}). It is free once that job has ended.",
         public_message=f"Device {device} is prepared for another user, which has not ended. The start is retried.",
         code=ErrorCode.PREPARED_FOR_CLAIM,
     )
+
+
+_PLUGIN_ENDED = "What a plugin advertised is given to claims half a minute after it has ended."
 
 
 def advertised_by_plugin(device: str, resources: Collection[str]) -> Refused:
     """Refuse to prepare a device that a device plugin advertises as ``resources``."""
     named = ", ".join(sorted(resources))
     return Refused(
-        f"Device {device} is advertised by the device plugin as {named}, so the DRA driver may not give it to a claim: "
-        "exclude it from one of the two, and restart that one. If the plugin is no longer installed, restart the service.",
+        f"Device {device} is advertised by the device plugin as {named}, so it cannot be given to a resource claim or a job: "
+        f"exclude it from one of the two, and restart that one. {_PLUGIN_ENDED}",
         public_message=f"Device {device} is also advertised as {named}; it must be excluded from one of the two.",
         code=ErrorCode.ADVERTISED_BY_PLUGIN,
     )
@@ -267,7 +278,7 @@ def resource_of_plugin(resources: Collection[str]) -> Refused:
         "(extendedResourceName). Remove it from the class, or run the plugin and the DRA driver on different nodes"
     )
     return Refused(
-        f"{message}. If the plugin is no longer installed, restart the service.",
+        f"{message}. {_PLUGIN_ENDED}",
         public_message=f"{message}; then delete the pod.",
         code=ErrorCode.RESOURCE_OF_PLUGIN,
     )
@@ -276,25 +287,37 @@ def resource_of_plugin(resources: Collection[str]) -> Refused:
 def claim_changed(claim: Claim, devices: Collection[str]) -> InvalidRequest:
     """Refuse to prepare a claim that is prepared with other ``devices``."""
     return InvalidRequest(
-        f"The claim {claim} ({claim.uid}) is prepared with {', '.join(sorted(devices))}, and was "
+        f"{claim.title.capitalize()} ({claim.uid}) is prepared with {', '.join(sorted(devices))}, and was "
         "requested with other devices. Delete its pods and then the claim.",
         public_message="The claim is already prepared with other devices; its pods must end first.",
         code=ErrorCode.CLAIM_CHANGED,
     )
 
 
-def quarantined_in_claim(device: str, *, public_message: str) -> Quarantined:
-    """Refuse a start on a device that failed while it was prepared for the pod's claim."""
-    way = "Its recovery can begin once the claim's pods are deleted."
+def quarantined_in_claim(device: str, claim: Claim, *, public_message: str) -> Quarantined:
+    """Refuse a start on a device that failed while it was prepared for ``claim``."""
+    end = "the claim's pods are deleted" if claim.manager is None else "the job has ended"
+    way = f"Its recovery can begin once {end}."
     return Quarantined(
-        f"Device {device} has been taken out of service since it was prepared for the claim. {way}",
+        f"Device {device} has been taken out of service since it was prepared for {claim.title}. {way}",
         public_message=f"{public_message} {way}",
+    )
+
+
+def adopted_in_claim(device: str, other: Assignment) -> Refused:
+    """Refuse a start on a device that ``other`` got without a hand-over while it was prepared for the pod's claim."""
+    way = "Delete the claim's pods: the device is scrubbed once every pod on it has ended."
+    return Refused(
+        f"{other.pod.namespace}/{other.pod.name} was started on device {device} as {other.resource}, without a hand-over, "
+        f"since the device was prepared for the claim. Stop that plugin or driver, or exclude the device from it. {way}",
+        public_message=f"Device {device} was also given to another pod since it was prepared for the claim. {way}",
+        code=ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN,
     )
 
 
 def claim_in_progress(claim: Claim) -> NotReady:
     return NotReady(
-        f"Another call for the claim {claim} has not ended yet.",
+        f"Another call for {claim.title} has not ended yet.",
         public_message="Another call for this claim has not ended yet. The start is retried.",
         code=ErrorCode.CLAIM_IN_PROGRESS,
     )
@@ -332,6 +355,31 @@ def release_message(device: str, state: str, scrub: str, waits_for: str) -> str:
 def claim_shared_message(device: str) -> str:
     """Return the message about a device that a second pod joined by a claim, for a pod's status."""
     return f"Device {device} is used by several pods of one claim, which the policy does not allow (sharing: never)."
+
+
+# -- jobs ---------------------------------------------------------------------------------------------------------------
+
+
+def job_unreadable(job: Job, unreadable: Unreadable) -> NotReady:
+    """Refuse a job whose processes cannot be determined: its end could not be seen."""
+    return NotReady(f"No device is handed over to {job}. {unreadable}", code=ErrorCode.JOB_UNREADABLE)
+
+
+def job_without_process(job: Job) -> NotReady:
+    """Refuse a job of ``scrubber run`` that has no process: it would be over as soon as it began."""
+    return NotReady(
+        f"No process is in the cgroup of {job}, so its end could not be seen. If the service does not see the node's cgroups, "
+        "pass their directory with --cgroup-root, to the service and to scrubber run.",
+        code=ErrorCode.JOB_UNREADABLE,
+    )
+
+
+def no_free_devices(free: int, requested: int) -> NotReady:
+    """Refuse a job that requests any devices, more than are free."""
+    return NotReady(
+        f"{free} of {requested} requested devices are free. scrubber devices shows what the others are used for.",
+        code=ErrorCode.DEVICE_BUSY,
+    )
 
 
 # -- scrubs and resets ------------------------------------------------------------------------------------------------

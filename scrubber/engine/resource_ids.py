@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.handover_kind import Basis
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.resource_mapping import MAX_NAME_LENGTH, MAX_RESOURCES, MappedDevice, ResourceMappings
 
-__all__ = ["ResourceIds"]
+__all__ = ["ANNOUNCEMENT_SECONDS", "Announcer", "ResourceIds"]
+
+ANNOUNCEMENT_SECONDS = 30.0
+"""How long a plugin's announcement keeps devices from claims after the plugin has ended: a restarted one is back by then."""
+
+
+class Announcer:
+    """One run of a plugin that announces its IDs, by the streams with which it follows the service.
+
+    Args:
+        monotonic: returns the current time, in seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._streams = 0
+        self._ended_at = monotonic()
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """The plugin follows the service while the body runs."""
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+            self._ended_at = self._monotonic()
+
+    @property
+    def is_following(self) -> bool:
+        return self._streams > 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the plugin has not followed the service for :data:`ANNOUNCEMENT_SECONDS`."""
+        return not self.is_following and self._monotonic() - self._ended_at >= ANNOUNCEMENT_SECONDS
 
 
 class ResourceIds:
@@ -19,11 +55,28 @@ class ResourceIds:
         self._mappings = ResourceMappings()
         self._named: dict[str, set[str]] = {}
         self._by_device: dict[str, frozenset[str]] | None = None
+        self._announcers: dict[str, frozenset[Announcer]] = {}
 
-    def announce(self, resource: str, mapping: Mapping[str, str], own_devices: Collection[str]) -> None:
-        """Replace the mapping of the IDs of ``resource``; ``own_devices`` are the IDs of the managed devices."""
+    def announce(
+        self,
+        resource: str,
+        mapping: Mapping[str, str],
+        own_devices: Collection[str],
+        announcer: Announcer | None = None,
+    ) -> None:
+        """Replace the mapping of the IDs of ``resource``.
+
+        Args:
+            own_devices: the IDs of the managed devices.
+            announcer: the plugin; None: one whose end cannot be noticed.
+        """
         self._mappings = self._mappings.with_mapping(resource, mapping, own_devices)
         self._by_device = None
+        if announcer is None:
+            self._announcers.pop(resource, None)
+        else:
+            known = self._announcers.get(resource, frozenset())
+            self._announcers[resource] = frozenset({announcer, *(each for each in known if not each.is_gone)})
 
     def resolve_one(self, resource: str, kubelet_id: str, own_devices: Collection[str]) -> MappedDevice | None:
         """Return the managed device behind ``kubelet_id`` of ``resource``, and whether it is a share; else None."""
@@ -80,12 +133,23 @@ class ResourceIds:
             self._by_device = self._resources_by_device()
         return self._by_device.get(device, frozenset()) - {""}
 
+    def advertised_as(self, device: str) -> frozenset[str]:
+        """Return the resources under which plugins that have not ended advertise ``device``.
+
+        Only this ends with the plugin. What its IDs mean, and that its resource is ours, stays: its pods may still run.
+        """
+        return self._still_served(self.plugin_resources(device))
+
     @property
     def advertised(self) -> frozenset[str]:
-        """The resources under which device plugins advertise any device, by announcement or by request."""
+        """The resources under which plugins that have not ended advertise any device of the node."""
         if self._by_device is None:
             self._by_device = self._resources_by_device()
-        return frozenset().union(*self._by_device.values()) - {""}
+        return self._still_served(frozenset().union(*self._by_device.values()) - {""})
+
+    def _still_served(self, resources: frozenset[str]) -> frozenset[str]:
+        ended = {each for each, known in self._announcers.items() if all(one.is_gone for one in known)}
+        return resources - ended
 
     def assigners_of(self, record: DeviceRecord, own_resources: frozenset[str]) -> frozenset[str]:
         """Return the names under which the device of ``record`` is rightly assigned: of plugins and DRA drivers of ours.

@@ -113,6 +113,8 @@ async def run_scrub(context: ScrubContext, on_step: Callable[[Step], None]) -> S
                 result = StepResult(step, Verdict.FAILED, clock.monotonic() - start, (finding,))
             except DeviceFault as fault:
                 result = StepResult(step, Verdict.FAILED, clock.monotonic() - start, (fault_finding(step, fault),))
+            if context.device.claimed_by and step is not Step.HOLDERS:
+                result = replace(result, measured={**result.measured, "claimed_by": context.device.claimed_by})
             span.set_attributes(
                 verdict=result.verdict.value, findings=" ".join(each.code for each in result.findings) or None
             )

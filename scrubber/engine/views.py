@@ -14,12 +14,14 @@ from scrubber.domain.evidence import Certificate, PathKind, ScrubRecord, Step
 from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.health.breaker import BreakerState
 from scrubber.domain.infrastructure import NamedHolder
+from scrubber.domain.jobs import Job
 from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.states import BindingState, Cause, TaintReason
 from scrubber.engine import refusals
+from scrubber.engine.resource_ids import Announcer
 from scrubber.ports.device import EraseProgress
 from scrubber.ports.record import CHAIN_START, AuditHead, AuditLogPage, HistoryEntry, HistoryQuery
 
@@ -32,6 +34,7 @@ __all__ = [
     "DeviceView",
     "GrantedDevice",
     "HandOverCall",
+    "Jobs",
     "NodeView",
     "Pauses",
     "PodNotice",
@@ -40,6 +43,7 @@ __all__ = [
     "ScrubUpdate",
     "Service",
     "ServiceView",
+    "StartJobCall",
     "WithheldDevice",
     "Yields",
 ]
@@ -167,6 +171,7 @@ class PrepareClaimCall:
         admin_devices: IDs of devices to which it has admin access: nothing is granted for it.
         wait_seconds: None means the policy's limit.
         extended_resources: for which the scheduler created the claim; empty for a claim of the user's.
+        actor: who requests it, for the audit log.
     """
 
     claim: Claim
@@ -174,6 +179,24 @@ class PrepareClaimCall:
     admin_devices: tuple[str, ...] = ()
     wait_seconds: float | None = None
     extended_resources: frozenset[str] = frozenset()
+    actor: str = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class StartJobCall:
+    """A request to hand devices over to a job.
+
+    Attributes:
+        actor: who requests it, for the audit log.
+        devices: names of the devices: IDs, unique prefixes of IDs, or numbers; empty: any ``count`` devices.
+        wait_seconds: None means the policy's limit.
+    """
+
+    job: Job
+    actor: str
+    devices: tuple[str, ...] = ()
+    count: int = 0
+    wait_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +273,7 @@ class ServiceView:
         paths: absolute paths by name: ``state``, ``policy``, ``kubelet``, ``pod-resources``, ``pod-logs``,
             ``cgroups``.
         policy_error: why the current policy file is not in force; empty otherwise.
-        kubelet_status: ``"ok"``, or the message why the kubelet's lists are not trusted; empty before the first
+        kubelet_status: ``"ok"``, ``"none"`` on a node without a kubelet, or the message why the kubelet's lists are not trusted; empty before the first
             reading.
         yields: requests to yield the node; empty while it is not yielded.
         driver_closed: whether no process of the service uses the driver: only while the node is yielded.
@@ -429,7 +452,7 @@ class Claims(Protocol):
             LedgerFailure: nothing has changed.
         """
 
-    async def unprepare(self, uid: str, wait_seconds: float) -> ClaimRelease:
+    async def unprepare(self, uid: str, wait_seconds: float, actor: str = "driver") -> ClaimRelease:
         """Release a claim, and wait until its devices are scrubbed or out of service; an unknown claim is released.
 
         Raises:
@@ -442,6 +465,30 @@ class Claims(Protocol):
 
         Raises:
             NotReady: there is no driver.
+        """
+
+
+class Jobs(Protocol):
+    """Jobs of workload managers, and commands of ``scrubber run``."""
+
+    async def start(self, call: StartJobCall) -> tuple[GrantedDevice, ...]:
+        """Hand over all devices of ``call`` or none; repeated calls for a job get the same answer.
+
+        Raises:
+            InvalidRequest: unknown, duplicate or no devices.
+            Refused: a device plugin advertises a device.
+            Quarantined, NotReady, LedgerFailure: as for the start of a container; NotReady also if the end of the job could
+                not be seen.
+        """
+
+    async def end(self, job: Job, wait_seconds: float, actor: str) -> ClaimRelease:
+        """Note the end of a job, and wait until its devices are scrubbed or out of service; an unknown job has ended.
+
+        Its devices are released once it has no process left.
+
+        Raises:
+            NotReady: the service is starting.
+            LedgerFailure: nothing has changed.
         """
 
 
@@ -467,6 +514,10 @@ class Service(Protocol):
         """The resource claims of the node."""
 
     @property
+    def jobs(self) -> Jobs:
+        """The jobs of the node."""
+
+    @property
     def pauses(self) -> Pauses:
         """The pause of the node's agents."""
 
@@ -478,8 +529,11 @@ class Service(Protocol):
 
     def service_view(self) -> ServiceView: ...
 
-    async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
+    async def announce(self, resource: str, mapping: Mapping[str, str], announcer: Announcer | None = None) -> None:
         """Set what the IDs of ``resource`` mean (ID → device), replacing its previous announcement.
+
+        Args:
+            announcer: the plugin, whose end lets claims have these devices; None: one whose end cannot be noticed.
 
         Raises:
             InvalidRequest: an invalid name or ID, or more of them than are stored.

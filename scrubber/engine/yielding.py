@@ -22,7 +22,9 @@ from scrubber.domain.taints import YIELDED
 from scrubber.engine import refusals
 from scrubber.engine.agent_pauses import AgentPauses
 from scrubber.engine.claims import DriverlessClaims
+from scrubber.engine.jobs import DriverlessJobs
 from scrubber.engine.publisher import Publisher
+from scrubber.engine.resource_ids import Announcer
 from scrubber.engine.views import (
     CertificateStatus,
     CertificateView,
@@ -209,6 +211,7 @@ class DriverlessNode:
             refusal=self._refusal,
             is_yielded=lambda: yields.record.is_yielded,
         )
+        self.jobs = DriverlessJobs(claims=self.claims, refusal=self._refusal)
         self._devices = tuple(_unwatched(each) for each in withheld_views(devices))
         self._service_view = service_view
         self._ledger = ledger
@@ -275,7 +278,7 @@ class DriverlessNode:
     async def history(self, query: HistoryQuery) -> Sequence[HistoryEntry]:
         return await self._ledger.history(query)
 
-    async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
+    async def announce(self, resource: str, mapping: Mapping[str, str], announcer: Announcer | None = None) -> None:
         """Ignore the mapping: plugins repeat it to the next epoch, which begins when the driver is open."""
 
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:

@@ -176,7 +176,8 @@ class EraseReport:
     Attributes:
         total_bytes: the device's memory.
         cleared_bytes, verified_bytes: bytes written, and bytes read back as zeros. Less than ``total_bytes`` is a
-            failure unless ``not_covered`` names the rest.
+            failure unless ``not_covered`` names the rest. ``verified_bytes`` is None where a device whose facts are
+            claims (``Device.claimed_by``) does not report it, and ``not_covered`` says so.
         residue_bytes: non-zero bytes found by the audit; None when it did not run.
         failed_bytes: bytes that did not read back as they were written.
         fence_broken: the fence did not hold: another process tried to open the device or removed the fence.
@@ -192,7 +193,7 @@ class EraseReport:
 
     total_bytes: int
     cleared_bytes: int
-    verified_bytes: int
+    verified_bytes: int | None
     residue_bytes: int | None
     failed_bytes: int
     fence_broken: bool = False
@@ -353,6 +354,7 @@ class DeviceBackend:
 
     Attributes:
         not_advertised: returns the devices that are on the node but are not advertised, each with the reason.
+        poll_interval: seconds below which the health of a device is not polled, because a query is expensive.
         confidential: None for devices without a confidential-computing mode.
     """
 
@@ -365,4 +367,5 @@ class DeviceBackend:
     diagnostics: Diagnostics
     children: ChildCounts
     not_advertised: Callable[[], Mapping[str, str]] = field(default=dict)
+    poll_interval: float = 0.0
     confidential: ConfidentialComputing | None = None

@@ -97,6 +97,13 @@ class PodCgroups(Protocol):
             Unreadable: it cannot be watched now; the message names the limit or the file.
         """
 
+    async def require_job_cgroups(self) -> None:
+        """Return if the workload manager of the node keeps jobs in cgroups: otherwise a running job would look over.
+
+        Raises:
+            Unreadable: it keeps none; the message names what to set.
+        """
+
     async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
         """Return which cgroups are left of ``pod``; None where containers are not identified by cgroups.
 

@@ -90,7 +90,13 @@ def ignore_progress(_: EraseProgress) -> None:
 
 
 class BackendContract:
-    """The contract tests; derive from this class and provide ``rig``."""
+    """The contract tests; derive from this class and provide ``rig``.
+
+    Attributes:
+        codes: three error codes of the backend.
+    """
+
+    codes: tuple[int, int, int] = (95, 31, 13)
 
     # --- inventory
 
@@ -167,19 +173,20 @@ class BackendContract:
     async def test_device_error_is_a_signal_and_a_condition_of_its_device_alone(self, rig: Rig) -> None:
         device, other = await two(rig)
         signals = rig.backend.telemetry.signals()
-        rig.raise_error(device, 95)
+        rig.raise_error(device, self.codes[0])
         async with asyncio.timeout(20):
-            assert await anext(signals) == Signal(device.id, rig.error_signal, 95)
-        assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
+            assert await anext(signals) == Signal(device.id, rig.error_signal, self.codes[0])
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {self.codes[0]: 1}
         assert (await rig.backend.telemetry.snapshot(other)).errors == {}
 
     async def test_device_error_is_counted_each_time_it_occurs(self, rig: Rig) -> None:
         device, other = await two(rig)
-        for code in (31, 13, 31):
+        _, often, once = self.codes
+        for code in (often, once, often):
             await error(rig, device, code)
-        assert (await rig.backend.telemetry.snapshot(device)).errors == {13: 1, 31: 2}
-        await error(rig, device, 31)
-        assert (await rig.backend.telemetry.snapshot(device)).errors == {13: 1, 31: 3}
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {once: 1, often: 2}
+        await error(rig, device, often)
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {once: 1, often: 3}
         assert (await rig.backend.telemetry.snapshot(other)).errors == {}
 
     async def test_lost_device_is_reported_lost_while_other_devices_answer(self, rig: Rig) -> None:
@@ -219,7 +226,7 @@ class BackendContract:
     async def test_reset_lifts_conditions_and_does_not_clear_memory(self, rig: Rig) -> None:
         device, _ = await two(rig)
         rig.fill(device, "secret")
-        await error(rig, device, 95)
+        await error(rig, device, self.codes[0])
         rig.add_ecc_errors(device, 2)
         assert (await rig.backend.telemetry.snapshot(device)).ecc_uncorrected == 2
         plan = await rig.backend.resetter.plan(device)
@@ -233,27 +240,27 @@ class BackendContract:
     async def test_error_that_recurs_after_a_reset_is_counted_from_one(self, rig: Rig) -> None:
         device, _ = await two(rig)
         for _ in range(3):
-            await error(rig, device, 95)
+            await error(rig, device, self.codes[0])
         await rig.backend.resetter.reset(device, 30.0)
-        await error(rig, device, 95)
-        assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
+        await error(rig, device, self.codes[0])
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {self.codes[0]: 1}
 
     async def test_failed_reset_raises_an_error_and_keeps_the_condition(self, rig: Rig) -> None:
         device, _ = await two(rig)
-        await error(rig, device, 95)
+        await error(rig, device, self.codes[0])
         rig.fail_resets(device)
         with pytest.raises(Unreadable):
             await rig.backend.resetter.reset(device, 30.0)
-        assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {self.codes[0]: 1}
 
     async def test_held_device_is_not_reset_and_not_reported_faulty(self, rig: Rig) -> None:
         device, _ = await two(rig)
-        await error(rig, device, 95)
+        await error(rig, device, self.codes[0])
         with rig.hold(device):
             assert (await rig.backend.resetter.plan(device)).blockers
             with pytest.raises(DeviceBusy):
                 await rig.backend.resetter.reset(device, 30.0)
-        assert (await rig.backend.telemetry.snapshot(device)).errors == {95: 1}
+        assert (await rig.backend.telemetry.snapshot(device)).errors == {self.codes[0]: 1}
         await rig.backend.resetter.reset(device, 30.0)
         assert (await rig.backend.telemetry.snapshot(device)).errors == {}
 

@@ -96,7 +96,7 @@ async def test_scrub_cancelled_at_any_step_leaves_no_fence_and_no_eraser(rig: Cu
         assert await rig.eraser.find_orphan(device) is None
         assert task.cancelled() == cancelled.reached
         if not cancelled.reached:
-            assert task.result().verified_bytes > 0
+            assert (task.result().verified_bytes or 0) > 0
             break
     # Forking, exiting and cleaning up; how many of its messages arrive together depends on the machine.
     assert step > 2

@@ -221,6 +221,8 @@ ALLOWED = {
     ("plugin/nvidia/injection.py", "strip"): "a list that an operator wrote",
     ("plugin/nvidia/settings.py", "strip"): "a list that an operator wrote",
     ("plugin/upstream/allocate_response.py", "strip"): "names that a vendor's plugin answers",
+    ("scrubber/adapters/command/answers.py", "splitlines"): "the log of an administrator's program, only to be shown",
+    ("scrubber/adapters/command/child.py", "strip"): "output of an administrator's program",
     ("scrubber/adapters/kubelet/pod_resources.py", "split"): "gRPC's words, made one line for a message",
     ("scrubber/adapters/ledger/saved_heads.py", "strip"): "an audit head that an operator gives",
     ("scrubber/adapters/nvidia/dcgm.py", "splitlines"): "an error of dcgmi, only to be shown",
@@ -228,6 +230,7 @@ ALLOWED = {
     ("scrubber/adapters/procwalk/process.py", "strip"): "a command, only to be shown",
     ("scrubber/doctor/container_runtime.py", "strip"): "a list that an operator wrote",
     ("scrubber/doctor/deployment.py", "strip"): "a list that an operator wrote",
+    ("scrubber/doctor/dra.py", "strip"): "a setting that an operator wrote",
 }
 """Permitted calls that use Python's notion of lines or whitespace: no decision depends on where they split."""
 

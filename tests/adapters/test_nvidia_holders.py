@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.idle_memory import IdleMemory
 from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, driver_arguments
-from scrubber.adapters.nvidia.holders import IdleMemory, NvidiaHolders
+from scrubber.adapters.nvidia.holders import NvidiaHolders
 from scrubber.adapters.nvidia.inventory import NvidiaInventory
 from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import DeviceLost, Unavailable, Unreadable

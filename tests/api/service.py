@@ -13,11 +13,13 @@ from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Certificate, Outcome, PathKind, ScrubRecord, ScrubTrigger, Step
 from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.health.breaker import BreakerState
+from scrubber.domain.jobs import Job
 from scrubber.domain.node_record import NodeRecord, YieldRequest, YieldRequester
 from scrubber.domain.policy import Policy
 from scrubber.domain.record import BreakGlass, DeviceRecord
 from scrubber.domain.reset_plan import ResetPlan
 from scrubber.domain.states import Cause
+from scrubber.engine.resource_ids import Announcer
 from scrubber.engine.views import (
     CertificateStatus,
     CertificateView,
@@ -31,6 +33,7 @@ from scrubber.engine.views import (
     PreparedClaim,
     ScrubUpdate,
     ServiceView,
+    StartJobCall,
 )
 from scrubber.ports.device import EraseProgress
 from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow, Event, HistoryEntry, HistoryQuery
@@ -121,12 +124,31 @@ class FakeClaims:
     async def set_pods(self, uid: str, pods: Sequence[Pod]) -> None:
         self._note(("set-pods", uid, tuple(pods)))
 
-    async def unprepare(self, uid: str, wait_seconds: float) -> ClaimRelease:
+    async def unprepare(self, uid: str, wait_seconds: float, actor: str = "driver") -> ClaimRelease:
         self._note(("unprepare", uid, wait_seconds))
         return self.release
 
     def current(self) -> tuple[PreparedClaim, ...]:
         return self.prepared
+
+
+class FakeJobs:
+    """A :class:`scrubber.engine.views.Jobs` that keeps the requests, and answers as a test sets."""
+
+    def __init__(self, note: Callable[[object], None]) -> None:
+        self._note = note
+        self.release = ClaimRelease(done=True)
+
+    async def start(self, call: StartJobCall) -> tuple[GrantedDevice, ...]:
+        self._note(call)
+        return tuple(
+            GrantedDevice(each, n, HandOverKind.OTHER_TENANT, PathKind.SLOW, CERTIFICATE.id, Basis.CERTIFICATE)
+            for n, each in enumerate(call.devices, 1)
+        )
+
+    async def end(self, job: Job, wait_seconds: float, actor: str) -> ClaimRelease:
+        self._note(("end", job, wait_seconds, actor))
+        return self.release
 
 
 class FakeNode:
@@ -144,6 +166,7 @@ class FakeNode:
     """
 
     def __init__(self, devices: int = 2) -> None:
+        self.announcers: list[Announcer | None] = []
         self._view = NodeView(
             version=1,
             devices=tuple(of_record(device(n), DeviceRecord(f"GPU-a{n}")) for n in range(devices)),
@@ -165,6 +188,7 @@ class FakeNode:
         self.yields = FakeYields(self._note)
         self.pauses = FakePauses(self._note)
         self.claims = FakeClaims(self._note)
+        self.jobs = FakeJobs(self._note)
         self.audit_log: tuple[AuditRow, ...] = ()
         self.head = AuditHead()
 
@@ -201,8 +225,9 @@ class FakeNode:
         view = ServiceView("0.1.0", "sim", IDENTITY, POLICY, self.ledger, self._view.epoch, self.breaker)
         return replace(view, yields=self.yields.record.yields)
 
-    async def announce(self, resource: str, mapping: Mapping[str, str]) -> None:
+    async def announce(self, resource: str, mapping: Mapping[str, str], announcer: Announcer | None = None) -> None:
         self._note(("announce", resource, dict(mapping)))
+        self.announcers.append(announcer)
 
     async def reserve(self, devices: Sequence[str], resource: str = "") -> tuple[str, ...]:
         self._note(("reserve", *devices) if not resource else ("reserve", resource, *devices))

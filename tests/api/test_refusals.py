@@ -54,6 +54,8 @@ METHODS = {
         "AcceptBaseline",
         "YieldNode",
         "ResumeNode",
+        "StartJob",
+        "EndJob",
     ),
 }
 GARBAGE = b"\xff\xff\xff\xff garbage"

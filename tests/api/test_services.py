@@ -166,6 +166,32 @@ async def test_resource_name_and_resource_mapping_reach_the_engine(node: FakeNod
     ]
 
 
+async def test_announcements_belong_to_the_plugin_that_follows_the_snapshots_until_it_ends(
+    node: FakeNode, plugin: PluginClient, short_tmp: Path
+) -> None:
+    async with asyncio.timeout(DEADLINE):
+        await plugin.announce("vendor.dev/gpu", {}, DEADLINE)
+        async with PluginClient(short_tmp / "s") as other, aclosing(other.watch_snapshots()) as snapshots:
+            await anext(snapshots)
+            await other.announce("vendor.dev/gpu", {}, DEADLINE)
+            await other.announce("vendor.dev/shared", {}, DEADLINE)
+            without, ours, again = node.announcers
+            assert without is not None
+            assert ours is not None
+            assert ours is again
+            assert (without.is_following, ours.is_following) == (False, True)
+        while ours.is_following:
+            await plugin.snapshot(DEADLINE)
+        assert not ours.is_gone
+
+
+async def test_identity_of_a_plugin_that_is_too_long_is_refused(node: FakeNode, plugin: PluginClient) -> None:
+    plugin._identity = "x" * 1000
+    with pytest.raises(InvalidRequest, match="identity"):
+        await plugin.announce("vendor.dev/gpu", {}, DEADLINE)
+    assert node.requests == []
+
+
 async def test_hand_over_reaches_the_engine_and_returns_its_grants(node: FakeNode, plugin: PluginClient) -> None:
     answer = await plugin.hand_over(
         ["GPU-a0", "GPU-a1"], wait_seconds=2.5, reserved_unseen=["GPU-a1"], timeout=DEADLINE

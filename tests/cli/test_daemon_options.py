@@ -187,7 +187,9 @@ class TestContainerIdentity:
     """``--container-identity auto`` decides by the configured kubelet."""
 
     def uses_cgroups(self, directory: Path, **more: Any) -> bool:
-        more = {"backend": SIMULATED, **more}
+        config = directory / "command.yaml"
+        config.write_text("program: /opt/tool\n")
+        more = {"backend": SIMULATED, "config": config, **more}
         return ServiceSettings(sim_dir=directory, kubelet_dir=directory / "k", **more).uses_cgroups
 
     @pytest.mark.parametrize("backend", BACKENDS.values())

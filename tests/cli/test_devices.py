@@ -84,7 +84,7 @@ class TestDevices:
             "c-7",
         )
         assert (sick["cause"]["message"], sick["certificate"]) == ("XID 95 was \x1b[31mseen.", None)
-        assert sick["assignedTo"] == {"tenant": "red", "pod": "train", "container": "main", "claim": None}
+        assert sick["assignedTo"] == {"tenant": "red", "pod": "train", "container": "main", "claim": None, "job": None}
 
     async def test_unset_field_is_null(self, service: Service, short_tmp: Path) -> None:
         service.devices = [pb.Device(id="SIM-GPU-dd", index="3")]

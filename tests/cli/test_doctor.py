@@ -93,7 +93,7 @@ def test_well_configured_node_has_no_remedies(node: CheckContext) -> None:
             "kubelet",
             "device-plugins",
         ),
-        *("pod-resources", "pid-namespace", "cgroups", "kernel", "clock", "recommendation"),
+        *("pod-resources", "pid-namespace", "cgroups", "kernel", "clock", "platform", "recommendation"),
     ]
 
 
@@ -134,6 +134,7 @@ def test_every_check_runs_on_an_empty_node(tmp_path: Path) -> None:
         ("cgroups", CheckLevel.WARNING),
         ("kernel", CheckLevel.OK),
         ("clock", CheckLevel.WARNING),
+        ("platform", CheckLevel.OK),
         ("recommendation", CheckLevel.OK),
     ]
 
@@ -305,6 +306,7 @@ async def test_recommended_configuration_is_part_of_the_report(node: CheckContex
     ended = await run(*words(node, short_tmp / "nowhere"), "-o", "json")
     found = ended.report["recommended"]
     assert found["resources"] == ["gpu-scrubber/deploy/kubernetes/cdi"]
+    assert found["chartValues"] == {"deviceListStrategy": "cdi-cri", "admission.enabled": "true"}
     assert found["resources"][0] in ended.check("recommendation")["message"]
 
 

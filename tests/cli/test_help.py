@@ -17,6 +17,9 @@ COMMANDS = {
     ("serve",),
     ("plugin",),
     ("dra",),
+    ("run",),
+    ("prolog",),
+    ("epilog",),
     ("demo",),
     ("devices",),
     ("device",),
@@ -63,9 +66,11 @@ FLAGS = {
         *(
             "--backend",
             "--sim-dir",
+            "--config",
             "--state-dir",
             "--socket-dir",
             "--policy",
+            "--kubelet",
             "--kubelet-dir",
             "--pod-resources-socket",
         ),
@@ -88,7 +93,14 @@ FLAGS = {
             "--poll-interval",
             "--list-stabilization-window",
         ),
-        *("--nvidia-driver-root", "--dcgmi", "--dcgm-address", "--fail-on-init-error", "--disable-healthchecks"),
+        *(
+            "--nvidia-driver-root",
+            "--amd-root",
+            "--dcgmi",
+            "--dcgm-address",
+            "--fail-on-init-error",
+            "--disable-healthchecks",
+        ),
     },
     ("plugin",): {
         *("--kubelet-dir", "--socket-dir", "--resource-name", "--registration", "--log-format", "--log-level"),
@@ -98,6 +110,7 @@ FLAGS = {
             "--device-id-strategy",
             "--pass-device-specs",
             "--mig-strategy",
+            "--amd-resource-naming",
             "--cdi-dir",
         ),
         *("--driver-root", "--nvidia-driver-root", "--dev-root", "--nvidia-dev-root", "--driver-root-ctr-path"),
@@ -116,6 +129,9 @@ FLAGS = {
         *("--cdi-disable-hooks", "--shared-devices-allocation-policy", "--imex-channel-ids", "--imex-required"),
         *("--host-root-ctr-path", "--runtime-check"),
     },
+    ("run",): {"--device", "--count", "--user", "--wait", "--cgroup-root", "--socket-dir"},
+    ("prolog",): {"--device", "--wait", "--socket-dir"},
+    ("epilog",): {"--wait", "--socket-dir"},
     ("dra",): {
         *("--driver-name", "--kubelet-plugins-dir", "--registry-dir", "--cdi-dir", "--node-name", "--pod-uid"),
         *("--kubeconfig", "--socket-dir", *METRICS, "--probe-address", "--log-format", "--log-level"),
@@ -264,6 +280,7 @@ SETTINGS = {
 
 SETTINGS_OF: dict[tuple[str, ...], set[str]] = {
     ("policy", "explain"): {"--node-name"},
+    ("run",): {"--cgroup-root"},
     **{("sim", each): {"--dir"} for each in ("create", "split", "merge", "fault", "clear", "reboot")},
 }
 """Options that are a setting in one command only."""

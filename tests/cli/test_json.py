@@ -146,7 +146,7 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "good.json").write_text(write_envelope(payload, KEY.key_id, KEY.sign(payload)))
     (tmp_path / "bad.json").write_text(write_envelope(payload, KEY.key_id, KEY.sign(b"something else")))
     (tmp_path / "policy.yaml").write_text(
-        "name: mine\nsettings: {power_limit_watts: 300}\nxids: {reset: [94]}\noverrides:\n- name: small\n  models: [NVIDIA L4]\n  sharing: never\n"
+        "name: mine\nsettings: {power_limit_watts: 300}\nerrors: {reset: [7]}\nxids: {reset: [94]}\noverrides:\n- name: small\n  models: [NVIDIA L4]\n  sharing: never\n"
     )
     # A node of the GPU Operator in a namespace of its own, of an unknown version, with NVSentinel.
     for pod in ("gpus_nvidia-operator-validator-x_uid-1", "nvsentinel_platform-connectors-x_uid-2"):

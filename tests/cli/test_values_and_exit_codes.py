@@ -22,6 +22,7 @@ EXITS = {
     errors.RetryableError: ExitCode.FAILED,
     errors.NotReady: ExitCode.REFUSED,
     errors.Unavailable: ExitCode.FAILED,
+    errors.BrokenCommand: ExitCode.FAILED,
     errors.ResetInProgress: ExitCode.FAILED,
     errors.Refused: ExitCode.REFUSED,
     errors.InvalidRequest: ExitCode.USAGE,

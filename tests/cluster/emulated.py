@@ -13,7 +13,7 @@ import httpx2
 from scrubber.emulator.cluster import Account, ApiServer
 from scrubber.emulator.cluster.access import ALL_RULES
 
-SOON = 30.0
+SOON = 120.0
 """Seconds within which an expected event happens, on a busy machine too."""
 RESOURCE_V1 = "/apis/resource.k8s.io/v1"
 SLICES = f"{RESOURCE_V1}/resourceslices"

@@ -6,9 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
-from tests.cluster.api_server import ApiServerStandIn
+from scrubber.emulator.cluster import ResourceType
+from scrubber.emulator.cluster.resources import Json
+from tests.cluster.plugin_server import PluginApiServer
 
-__all__ = ["JanitorStandIn"]
+__all__ = ["FINALIZER", "GPU_RESETS", "JanitorStandIn"]
+
+GPU_RESETS = ResourceType(
+    "janitor.dgxc.nvidia.com", "gpuresets", "GPUReset", False, has_status=True, version="v1alpha1", custom=True
+)
+FINALIZER = "janitor.dgxc.nvidia.com/finalizer"
 
 
 class JanitorStandIn:
@@ -28,7 +35,7 @@ class JanitorStandIn:
 
     def __init__(
         self,
-        server: ApiServerStandIn,
+        server: PluginApiServer,
         node: str,
         labels: Sequence[str],
         *,
@@ -43,10 +50,8 @@ class JanitorStandIn:
         self.hangs = False
         self.on_step: Callable[[str], object] = lambda step: None
         self.seen: list[Any] = []
-        self._working = ""
         self._task: asyncio.Task[None] | None = None
-        server.gpu_resets = {}
-        server.finalized = lambda name: name != self._working
+        server.api.install(GPU_RESETS)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._follow(), name="janitor")
@@ -58,42 +63,49 @@ class JanitorStandIn:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _follow(self) -> None:
+        store = self._server.api.store
         while True:
-            resets = self._server.gpu_resets or {}
-            due = [each for each in resets.values() if "status" not in each and each["spec"]["nodeName"] == self._node]
-            if not due:
-                await self._server.bell.rung()
-                continue
-            await self._carry_out(due[0])
+            seen = store.version
+            due = [
+                each
+                for each in store.items(GPU_RESETS)
+                if "status" not in each and each["spec"]["nodeName"] == self._node
+            ]
+            if due:
+                await self._carry_out(due[0])
+            else:
+                await store.wait_beyond(seen)
 
-    async def _carry_out(self, wish: Any) -> None:
-        name = self._working = wish["metadata"]["name"]
+    async def _carry_out(self, wish: Json) -> None:
+        name, store = wish["metadata"]["name"], self._server.api.store
         self.seen.append(wish["spec"])
-        wish["status"] = {"startTime": "2026-01-01T00:00:00Z"}
+        self._write(name, {"metadata": {"finalizers": [FINALIZER]}})
+        self._write(name, {"status": {"startTime": "2026-01-01T00:00:00Z"}}, "status")
         changed = [key for key in self._labels if self._server.labels(self._node).get(key) == "true"]
         self._server.set_labels(self._node, dict.fromkeys(changed, "false"))
         self.on_step("labels")
         await self._stopped()
-        while self.hangs and "deletionTimestamp" not in wish["metadata"]:
-            await self._server.bell.rung()
+        while self.hangs and not self._is_deleted(name):
+            await store.wait_beyond(store.version)
         self.on_step("reset")
         failure = "it was deleted" if self.hangs else await self._reset(wish["spec"]["selector"]["uuids"])
         self.on_step("restore")
         self._server.set_labels(self._node, dict.fromkeys(changed, "true"))
-        wish["status"] |= {
-            "completionTime": "2026-01-01T00:01:00Z",
-            "conditions": [
-                {
-                    "type": "Complete",
-                    "status": "True",
-                    "reason": "ResetJobFailed" if failure else "GPUResetSucceeded",
-                    "message": failure or "the GPU was reset",
-                }
-            ],
+        condition = {
+            "type": "Complete",
+            "status": "True",
+            "reason": "ResetJobFailed" if failure else "GPUResetSucceeded",
+            "message": failure or "the GPU was reset",
         }
-        self._working = ""
+        self._write(name, {"status": {"completionTime": "2026-01-01T00:01:00Z", "conditions": [condition]}}, "status")
         self.on_step("done")
-        resets = self._server.gpu_resets
-        if resets is not None and "deletionTimestamp" in wish["metadata"]:
-            resets.pop(name, None)
-        self._server.bell.ring()
+        self._write(name, {"metadata": {"finalizers": []}})
+
+    def _is_deleted(self, name: str) -> bool:
+        found = self._server.api.store.get(GPU_RESETS, name)
+        return found is None or "deletionTimestamp" in found["metadata"]
+
+    def _write(self, name: str, patch: Json, subresource: str = "") -> None:
+        """Patch an object that may be gone meanwhile, with its kind."""
+        if self._server.api.store.get(GPU_RESETS, name) is not None:
+            self._server.api.patch(GPU_RESETS, name, patch, subresource=subresource)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tests.cluster.api_server import ApiServerStandIn
+from tests.cluster.plugin_server import PluginApiServer
 
 __all__ = ["Operand", "OperandsStandIn", "holding_process"]
 
@@ -58,7 +58,7 @@ class OperandsStandIn:
         log: each start and stop in order, as ``+key`` and ``-key``.
     """
 
-    def __init__(self, server: ApiServerStandIn, node: str, *operands: Operand) -> None:
+    def __init__(self, server: PluginApiServer, node: str, *operands: Operand) -> None:
         self._server = server
         self._node = node
         self._operands = operands
@@ -85,10 +85,11 @@ class OperandsStandIn:
 
     async def _follow(self) -> None:
         while True:
+            seen = self._server.api.store.version
             if await self._follow_once():
-                self._server.bell.ring()
+                self._server.api.store.changes.notify()
             else:
-                await self._server.bell.rung()
+                await self._server.api.store.wait_beyond(seen)
 
     async def _follow_once(self) -> bool:
         """Start or stop what the labels say; return whether there was anything to do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 
 from scrubber.emulator.cluster import Account, ApiServer, ControlPlane, EmulatedApi
 from scrubber.emulator.cluster.api import reconcile_on_change
-from scrubber.emulator.cluster.resources import NAMESPACES, NODES, PODS
+from scrubber.emulator.cluster.resources import NAMESPACES, NODES, PODS, SECRETS
 from tests.cluster.emulated import Json, node
 from tests.cluster_checks import PAGE, ROLE, Checker, scenarios
+from tests.clustercheck.check import of_hand_over
 from tests.clustercheck.manifests import PodSettings, pod
 from tests.clustercheck.placement import Path as DevicePath
 from tests.clustercheck.placement import Placement
@@ -73,6 +75,8 @@ WAITING: Json = {
         (("--resource", RESOURCE, "--kubeconfig", "a:b"), "names several files"),
         (("--resource", RESOURCE, "--namespace-prefix", "Team_A"), "'Team_A' must be"),
         (("--resource", RESOURCE, "--timeout", "0"), "must be positive"),
+        (("--resource", RESOURCE, "--pull-secret-file", "/nonexistent"), "/nonexistent cannot be read"),
+        (("--resource", RESOURCE, "--pull-secret-file", "/dev/null"), "/dev/null is no Docker configuration file"),
         (("--resource", RESOURCE), "The cluster has no nodes."),
         (("--resource", RESOURCE, "--node", "node-z"), "The cluster has no node node-z."),
     ],
@@ -129,6 +133,48 @@ async def test_image_that_cannot_be_pulled_is_reported_in_the_pods_own_words(ser
     assert "ErrImagePull no image scrubber:nowhere" in found.scenario("exits")["reason"]
     assert "ErrImagePull no image scrubber:nowhere" in found.output
     assert namespaces(server.api) == {"default", "kube-system"}
+
+
+async def test_credentials_for_the_image_are_copied_into_the_checks_own_namespaces_only(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    add_node(server.api)
+    file = tmp_path / "config.json"
+    file.write_text('{"auths": {"registry.example.com": {"auth": "dXNlcjpzZWNyZXQ="}}}')
+    kubelet = asyncio.create_task(reconcile_on_change(server.api, NoImages(server.api).reconcile))
+    flags = "--pull-secret-file", str(file), "--timeout", "3", *scenarios(["exits"])
+    found = await Checker(server, tmp_path).run("--resource", RESOURCE, *flags)
+    kubelet.cancel()
+    changes = server.api.store.changes_since(0)
+    secrets = [each.after for each in changes if each.kind is SECRETS and each.before is None and each.after]
+    assert len(secrets) == 2
+    for each in secrets:
+        assert each["metadata"]["namespace"].startswith("scrubber-check-")
+        assert base64.b64decode(each["data"][".dockerconfigjson"]).decode() == file.read_text()
+    pods = [each.after for each in changes if each.kind is PODS and each.after]
+    names = {each["name"] for pod in pods for each in pod["spec"]["imagePullSecrets"]}
+    assert names == {each["metadata"]["name"] for each in secrets}
+    assert "dXNlcjpzZWNyZXQ" not in found.output + found.errors + str(found.report)
+    assert namespaces(server.api) == {"default", "kube-system"}
+
+
+@pytest.mark.parametrize("auths", ["", ', "auths": {}', ', "auths": {"registry.example.com": {}}', ', "auths": 3'])
+async def test_docker_configuration_without_credentials_is_refused(
+    server: ApiServer, tmp_path: Path, auths: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(f'{{"credsStore": "desktop"{auths}}}')
+    found = await Checker(server, tmp_path).run("--resource", RESOURCE, "--pull-secret-file", str(file))
+    assert (found.code, "has no credentials under auths" in found.errors) == (2, True)
+
+
+def test_warnings_that_cannot_concern_devices_are_no_evidence_of_the_hand_over() -> None:
+    def warning(reason: str) -> Json:
+        return {"reason": reason, "message": "", "count": 1}
+
+    others = ("MissingClusterDNS", "DNSConfigForming", "FailedScheduling", "FailedToRetrieveImagePullSecret")
+    kept = of_hand_over([warning(each) for each in (*others, "FailedPrepareDynamicResources", "GpuHandOverRefused")])
+    assert [each["reason"] for each in kept] == ["FailedPrepareDynamicResources", "GpuHandOverRefused"]
 
 
 async def test_what_a_killed_check_left_is_deleted_by_the_next_one_and_nothing_else(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cluster.api_server import ApiServerStandIn
 from tests.cluster.operands import OperandsStandIn, holding_process
+from tests.cluster.plugin_server import PluginApiServer
 
 DCGM, EXPORTER = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"
 
 
 async def test_operands_run_exactly_while_their_label_is_true(tmp_path: Path) -> None:
     (tmp_path / "node").touch()
-    async with ApiServerStandIn() as server:
+    async with PluginApiServer() as server:
         server.add_node("node-1", **{DCGM: "true", EXPORTER: "false"})
         operands = (holding_process(DCGM, [str(tmp_path / "node")]), holding_process(EXPORTER, []))
         async with OperandsStandIn(server, "node-1", *operands) as running:

@@ -69,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--namespace-prefix", default=_DEFAULT_PREFIX, help="default: %(default)s")
     parser.add_argument("--node", default="", help="node (default: the one with the fewest devices)")
     parser.add_argument("--runtime-class", default="", help="RuntimeClass of the pods (default: the cluster's)")
+    parser.add_argument(
+        "--pull-secret-file",
+        type=Path,
+        help="Docker configuration file (config.json) with credentials for the image; they are copied into the check's own "
+        "namespaces",
+    )
     parser.add_argument("--report", type=Path, default=Path("cluster-check.json"), help="default: %(default)s")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each step of a pod (default: 300)")
     parser.add_argument("--poll", type=float, default=0.5, help="seconds between two requests (default: 0.5)")
@@ -101,6 +107,29 @@ def _check_arguments(options: argparse.Namespace) -> Path:
     if not (options.timeout > 0 and options.poll > 0 and options.memory_limit > 0):
         raise CannotStart("The timeout, the polling interval and the memory limit must be positive.")
     return Path(options.kubeconfig)
+
+
+def _pull_secret(path: Path | None) -> str:
+    """Return the content of the file with the credentials for the image; empty without one.
+
+    Raises:
+        CannotStart: it cannot be read, or contains no credentials.
+    """
+    if path is None:
+        return ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        registries = json.loads(text).get("auths")
+    except OSError as error:
+        raise CannotStart(f"The pull secret file {path} cannot be read: {error.strerror}.") from error
+    except (ValueError, AttributeError) as error:
+        raise CannotStart(f"The pull secret file {path} is no Docker configuration file (JSON with auths).") from error
+    if not isinstance(registries, dict) or not any(isinstance(each, dict) and each for each in registries.values()):
+        raise CannotStart(
+            f"The pull secret file {path} has no credentials under auths; where a credential helper keeps them, write them "
+            "with kubectl create secret docker-registry --dry-run=client."
+        )
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,7 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(
     options: argparse.Namespace, scenarios: Sequence[Scenario], report: Report, signals: Signals, errors: Console
 ) -> None:
-    api = ApiServer(_check_arguments(options))
+    kubeconfig, credentials = _check_arguments(options), _pull_secret(options.pull_secret_file)
+    api = ApiServer(kubeconfig)
     waiting = Waiting(options.timeout, options.poll)
     placement = find_placement(api, resource=options.resource, device_class=options.device_class, node=options.node)
     report.path, report.node = placement.path.value, placement.node
@@ -160,7 +190,7 @@ def _run(
         raise CannotStart(f"Namespaces of an earlier run remain: {error}.") from error
     if report.leftovers:
         errors.print(f"Deleted what an earlier run had left: the namespaces {', '.join(report.leftovers)}.")
-    settings = PodSettings(options.image, placement, options.runtime_class, options.memory_limit << 20)
+    settings = PodSettings(options.image, placement, options.runtime_class, options.memory_limit << 20, credentials)
     check = ClusterCheck(api, settings, report, prefix=options.namespace_prefix, waiting=waiting, progress=errors.print)
     errors.print(f"Node {placement.node_name}, {placement.devices} device(s), through {placement.path.value}.")
     try:

@@ -9,24 +9,29 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from tests.clustercheck.api import ApiError, ApiServer, Forbidden, NotFound, Unreachable
-from tests.clustercheck.manifests import PREFIX_LABEL, PodSettings, namespace, pod, template
+from tests.clustercheck.manifests import PREFIX_LABEL, PodSettings, namespace, pod, pull_secret, template
 from tests.clustercheck.placement import RESOURCE_API, Path
 from tests.clustercheck.report import HandOver, Report, Result, ScenarioReport
 from tests.clustercheck.scenarios import Deletion, Scenario
 
-__all__ = ["ClusterCheck", "Waiting", "delete_leftovers"]
+__all__ = ["ClusterCheck", "Waiting", "delete_leftovers", "of_hand_over"]
 
 Json = dict[str, Any]
 _NAMESPACES = "/api/v1/namespaces"
 _TENANTS = ("a", "b")
 _REPORT_WAIT = 10.0
 """Seconds within which a DRA driver writes the status of a claim's devices; not every driver does."""
+
+_OTHER_WARNINGS = frozenset(
+    {"DNSConfigForming", "FailedScheduling", "FailedToRetrieveImagePullSecret", "MissingClusterDNS"}
+)
+"""Reasons of warnings that say nothing of a hand-over. The scheduler reports each pod whose claim does not exist yet."""
 
 
 class _Incomplete(Exception):
@@ -111,7 +116,7 @@ class ClusterCheck:
         return list(self._namespaces)
 
     def create(self) -> None:
-        """Create the namespaces.
+        """Create the namespaces, with the credentials for the image.
 
         Raises:
             ApiError: the API server refused a request.
@@ -123,6 +128,8 @@ class ClusterCheck:
             except Forbidden:
                 self._created.remove(name)
                 raise
+            if self._settings.pull_secret:
+                self._api.create(f"{_NAMESPACES}/{name}/secrets", pull_secret(self._settings.pull_secret))
 
     def clean_up(self) -> None:
         """Delete the namespaces with all that is in them; what remains is named in the report."""
@@ -387,9 +394,7 @@ class ClusterCheck:
             deadline = time.monotonic() + min(_REPORT_WAIT, self._waiting.timeout)
             while not (certificates := self._certificates(searcher)) and time.monotonic() < deadline:
                 time.sleep(self._waiting.poll)
-        warnings = self._warnings(searcher.namespace, searcher.name)
-        # The scheduler reports each pod whose claim does not exist yet, which says nothing of the hand-over.
-        return HandOver(certificates, [each for each in warnings if each["reason"] != "FailedScheduling"])
+        return HandOver(certificates, of_hand_over(self._warnings(searcher.namespace, searcher.name)))
 
     def _certificates(self, searcher: _PodId) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = []
@@ -416,6 +421,11 @@ class ClusterCheck:
             for each in events
             if each.get("type") == "Warning"
         ]
+
+
+def of_hand_over(warnings: Iterable[Json]) -> list[Json]:
+    """Return the warnings about a pod that can concern its devices."""
+    return [each for each in warnings if each["reason"] not in _OTHER_WARNINGS]
 
 
 def _status(item: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from typing import Any
 from tests.clustercheck.placement import Path, Placement
 from tests.clustercheck.tenant import BOOT
 
-__all__ = ["PREFIX_LABEL", "RUN_LABEL", "PodSettings", "namespace", "pod", "template"]
+__all__ = ["PREFIX_LABEL", "RUN_LABEL", "PodSettings", "namespace", "pod", "pull_secret", "template"]
 
 PREFIX_LABEL = "scrubber.dev/cluster-check"
 """Of every namespace of the check; its value is the prefix of its name."""
 RUN_LABEL = "scrubber.dev/cluster-check-run"
 _PROGRAM = FilePath(__file__).with_name("tenant.py").read_text(encoding="utf-8")
 _KERNELS = FilePath(__file__).with_name("search.ptx").read_text(encoding="ascii")
+_PULL_SECRET = "image-pull"
 _GRACE = 2
 """Seconds between SIGTERM and SIGKILL of a pod that is deleted."""
 
@@ -29,12 +31,14 @@ class PodSettings:
     Attributes:
         runtime_class: name of the RuntimeClass that gives containers GPUs; empty: the default.
         memory_limit: bytes; only of a pod that is to run out of memory.
+        pull_secret: credentials for the image, as a Docker configuration file has them; empty: none.
     """
 
     image: str
     placement: Placement
     runtime_class: str
     memory_limit: int
+    pull_secret: str = ""
 
 
 def namespace(prefix: str, run: str, tenant: str) -> dict[str, Any]:
@@ -43,6 +47,17 @@ def namespace(prefix: str, run: str, tenant: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Namespace",
         "metadata": {"name": f"{prefix}-{run}-{tenant}", "labels": labels},
+    }
+
+
+def pull_secret(credentials: str) -> dict[str, Any]:
+    """Return the secret with the credentials for the image."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": _PULL_SECRET},
+        "type": "kubernetes.io/dockerconfigjson",
+        "data": {".dockerconfigjson": base64.b64encode(credentials.encode()).decode()},
     }
 
 
@@ -76,6 +91,8 @@ def pod(name: str, settings: PodSettings, options: Mapping[str, Any], *, count: 
         limits["memory"] = str(settings.memory_limit)
     if settings.runtime_class:
         spec["runtimeClassName"] = settings.runtime_class
+    if settings.pull_secret:
+        spec["imagePullSecrets"] = [{"name": _PULL_SECRET}]
     environment = {
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
         "CLUSTER_CHECK_PROGRAM": _PROGRAM,

@@ -151,7 +151,7 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
         ),
         pytest.param(
             "name: mine\nmemory:\n  zebra: true\n",
-            'policy.yaml:3: unknown key "zebra" in "memory"; the keys are: countResidue, patternPass, onChip, maxUncovered.',
+            'policy.yaml:3: unknown key "zebra" in "memory"; the keys are: countResidue, patternPass, onChip, maxUncovered, acceptClaims.',
             id="unknown key like no other",
         ),
         pytest.param(
@@ -489,7 +489,7 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
         pytest.param(
             "name: mine\nhealth:\n  quarantineAfter:\n    lost: 5m\n",
             'policy.yaml:4: health.quarantineAfter: "lost" is not a valid value; write one of '
-            "baseline-mismatch, ecc-mode-pending, event-stream-lost, hw-slowdown, hw-thermal-slowdown, "
+            "baseline-mismatch, command-broken, ecc-mode-pending, event-stream-lost, hw-slowdown, hw-thermal-slowdown, "
             "inforom-corrupt, mig-mode-pending, nvlink-down, pcie-generation, pcie-width, power-brake, "
             "too-hot.",
             id="a condition that is a fault at once",

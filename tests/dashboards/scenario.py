@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from scrubber.emulator.interrupts import cancel_on_first_signal
-from tests.cluster.api_server import ApiServerStandIn, kubeconfig
+from tests.cluster.plugin_server import PluginApiServer, kubeconfig
 from tests.dashboards.acts import Acts
 from tests.dashboards.calm import churn
 from tests.dashboards.faster import SECONDS, faster
@@ -165,7 +165,7 @@ async def run_scenario(
     rules.mkdir(parents=True)
     async with AsyncExitStack() as stack:
         short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp")))
-        cluster = await stack.enter_async_context(ApiServerStandIn())
+        cluster = await stack.enter_async_context(PluginApiServer())
         cluster.add_node("ill")
         stack.enter_context(little_disk(short / "cut" / "state"))
         login = {"SCRUBBER_CLUSTER_REPORTING": "auto", "KUBECONFIG": str(kubeconfig(short, cluster.url).path)}

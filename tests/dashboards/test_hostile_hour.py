@@ -20,6 +20,7 @@ from scrubber.domain.policy import BreakerRule
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import ADVERTISED, Health, Hygiene
 from scrubber.ports.record import Event
+from tests.depth import depth
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
 from tests.simulation.kubelet import Tenant
 from tests.simulation.process_table import Proc
@@ -259,7 +260,7 @@ async def _an_hour(cluster: SimulatedCluster, seed: int) -> Achieved:
 
 
 @pytest.mark.parametrize("devices", [4, 8])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(depth().hostile_hours))
 @in_virtual_time
 async def test_hostile_tenant_affects_only_the_devices_that_it_was_granted(devices: int, seed: int) -> None:
     async with simulated_cluster(devices, DEFAULT, pace=PACE) as cluster:

@@ -279,7 +279,9 @@ def as_units(node: CheckContext) -> CheckContext:
 def with_driver(node: CheckContext) -> CheckContext:
     """Return the node with a DRA driver, beside a device plugin; this process is both, and offers no device as either."""
     (node.root / KUBELET / "plugins_registry/gpu.scrubber.dev-reg.sock").symlink_to(node.root / "listens")
-    process(node.root, os.getpid(), arguments=("python", "scrubber", "dra", "--devices", "GPU-none"))
+    process(
+        node.root, os.getpid(), arguments=("python", "scrubber", "dra", "--devices", "GPU-none", "--binding-conditions")
+    )
     cdi = node.root / f"proc/{os.getpid()}/root/var/run/cdi"
     cdi.parent.mkdir(parents=True)
     (node.root / "var/run/cdi").mkdir(parents=True)

@@ -15,9 +15,16 @@ from scrubber.doctor.deployment import DraDriver, OurProcess, find_drivers
 from scrubber.doctor.dra import dra_cluster, dra_driver
 from scrubber.doctor.model import CheckContext, CheckLevel, ClusterReport, DeviceReport
 from scrubber.doctor.queries import query_cluster
-from tests.cluster.api_server import ApiServerStandIn, Request, Response, failure, kubeconfig
+from scrubber.emulator.cluster import Account
+from scrubber.emulator.cluster.resources import NODES, SLICES
+from tests.cluster.emulated import allowed, device, slice_of
+from tests.cluster.plugin_server import PluginApiServer, failure, kubeconfig
 from tests.doctor.stage import KUBELET, found, healthy, levels, process, serving, with_driver
 
+BINDING_FIELDS = {
+    "bindingConditions": ["gpu.scrubber.dev/clean"],
+    "bindingFailureConditions": ["gpu.scrubber.dev/failed"],
+}
 DRIVER = ("/opt/scrubber/bin/python", "/opt/scrubber/bin/scrubber", "dra", "--node-name", "n1")
 REGISTRY = f"{KUBELET}/plugins_registry"
 PUBLISHED = ClusterReport(version="v1.36.2", slices=1, devices=2)
@@ -181,39 +188,69 @@ def test_device_out_of_service_without_any_taint_hints_at_the_feature_gate(node:
     ]
 
 
+BINDING = (*DRIVER, "--binding-conditions")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "state", "level", "message"),
+    [
+        (replace(PUBLISHED, devices_with_conditions=1), "scrubbing", CheckLevel.OK, "1 of the published devices"),
+        (PUBLISHED, "scrubbing", CheckLevel.WARNING, "GPU-a is being cleaned"),
+        (PUBLISHED, "recovering", CheckLevel.WARNING, "DRADeviceBindingConditions"),
+        (PUBLISHED, "clean", CheckLevel.OK, "none has them now"),
+        (replace(PUBLISHED, version="v1.35.1"), "clean", CheckLevel.WARNING, "Kubernetes v1.35.1 does not support"),
+    ],
+)
+def test_binding_conditions_that_the_api_server_does_not_keep_are_a_warning(
+    node: CheckContext, cluster: ClusterReport, state: str, level: CheckLevel, message: str
+) -> None:
+    process(node.root, os.getpid(), arguments=BINDING)
+    here = serving(replace(node, cluster=cluster), devices=(DeviceReport("GPU-a", "0", state=state, advertised=True),))
+    check = found(here, "dra-binding")
+    assert (check.level, message in check.message) == (level, True)
+    assert ("--binding-conditions" in check.remedy) is (level is CheckLevel.WARNING)
+
+
+def test_driver_without_binding_conditions_has_no_check_of_them(node: CheckContext) -> None:
+    assert "dra-binding" not in levels(serving(node, devices=(DeviceReport("GPU-a", "0", state="dirty"),)))
+
+
 def driver_with(credentials: Path) -> DraDriver:
     arguments = (*DRIVER, "--kubeconfig", str(credentials))
     return DraDriver("gpu.scrubber.dev", OurProcess(1, Path("/"), arguments, {}), Path("/gpu.scrubber.dev-reg.sock"))
 
 
 async def test_api_server_reports_what_the_driver_may_do_and_has_published(short_tmp: Path) -> None:
-    published = {"spec": {"devices": [{"name": "a"}, {"name": "b", "taints": [{"key": "k"}]}]}}
-
-    def answer(request: Request) -> Response:
-        if request.path == "/version":
-            return Response(200, {"gitVersion": "v1.36.2"})
-        if request.path.endswith("selfsubjectaccessreviews"):
-            attributes = request.body["spec"]["resourceAttributes"]
-            denied = attributes.get("subresource") == "driver" or attributes["resource"] == "nodes"
-            return Response(201, request.body | {"status": {"allowed": not denied}})
-        return Response(200, {"metadata": {"resourceVersion": "4"}, "items": [published]})
-
-    async with ApiServerStandIn() as server:
-        server.fault = answer
-        report = await query_cluster(driver_with(kubeconfig(short_tmp, server.url).path))
-        assert report == ClusterReport(
+    taint = {"key": "k", "effect": "NoSchedule"}
+    slices = tuple(f"{verb} resourceslices" for verb in ("list", "watch", "create", "update", "delete"))
+    claims = tuple(f"{verb} resourceclaims" for verb in ("get", "list", "watch"))
+    status = "associated-node:patch resourceclaims/driver"
+    granted = (*slices, *claims, "patch resourceclaims/status", status)
+    async with PluginApiServer() as server:
+        server.api.create(NODES, {"metadata": {"name": "n1", "labels": {"pool": "gpu"}}})
+        server.api.create(SLICES, slice_of(device("a", **BINDING_FIELDS), device("b", taints=[taint]), node="n1"))
+        names = {status: ["gpu.example.com"]}
+        server.add_account(Account("driver", allowed(*granted, "get nodes", names=names)), "good")
+        driver = driver_with(kubeconfig(short_tmp, server.url).path)
+        expected = ClusterReport(
             version="v1.36.2",
-            denied=("associated-node:patch resourceclaims/driver", "get nodes"),
+            denied=("associated-node:patch resourceclaims/driver",),
             slices=1,
             devices=2,
             devices_with_taints=1,
+            devices_with_conditions=1,
+            labels={"pool": "gpu"},
         )
-        assert {each.method for each in server.requests} == {"GET", "POST"}
+        assert await query_cluster(driver) == expected
+        server.add_account(Account("driver", allowed(*granted, names=names)), "good")
+        without_node = replace(expected, denied=(*expected.denied, "get nodes"), labels={})
+        assert await query_cluster(driver) == without_node
+        assert {each.http.method for each in server.log.requests} == {"GET", "POST"}
 
 
 async def test_api_server_that_refuses_or_is_away_is_an_error_of_the_report(short_tmp: Path) -> None:
-    async with ApiServerStandIn() as server:
-        server.fault = lambda _: failure(401, "Unauthorized", "no")
+    async with PluginApiServer() as server:
+        server.intercept = lambda _: failure(401, "Unauthorized", "no")
         path = kubeconfig(short_tmp, server.url).path
         assert "401" in (await query_cluster(driver_with(path))).error
     assert (await query_cluster(driver_with(path))).error

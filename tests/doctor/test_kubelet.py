@@ -67,6 +67,14 @@ def test_missing_kubelet_is_reported_once(node: CheckContext) -> None:
     assert {"device-plugins", "pod-resources"}.isdisjoint(levels(answering(node, KubeletReport())))
 
 
+def test_missing_kubelet_is_no_finding_if_the_service_runs_without_one(node: CheckContext) -> None:
+    (node.root / KUBELET).rename(node.root / "elsewhere")
+    alone = serving(answering(node, KubeletReport()), kubelet_status="none")
+    check = found(alone, "kubelet")
+    assert (check.level, "--no-kubelet" in check.message) == (CheckLevel.OK, True)
+    assert {"device-plugins", "pod-resources"}.isdisjoint(levels(alone))
+
+
 @pytest.mark.parametrize("what", ["a dead socket", "a file"])
 def test_socket_without_a_listener_is_no_kubelet(node: CheckContext, what: str) -> None:
     path = node.root / KUBELET / "device-plugins/kubelet.sock"
@@ -121,13 +129,14 @@ def test_leftover_socket_is_no_plugin(node: CheckContext) -> None:
     assert "Our device plugin does not listen" in found(node, "device-plugins").message
 
 
+@pytest.mark.parametrize("name", ["nvidia-gpu.sock", "nvidiaGPU-1764000000.sock"])
 @pytest.mark.parametrize(
     ("expected", "level"), [({}, CheckLevel.ERROR), (UNKNOWN, CheckLevel.WARNING), (SIM, CheckLevel.OK)]
 )
 def test_another_plugin_for_the_same_gpus_is_named(
-    node: CheckContext, expected: dict[str, str], level: CheckLevel
+    node: CheckContext, expected: dict[str, str], level: CheckLevel, name: str
 ) -> None:
-    path = node.root / KUBELET / "device-plugins/nvidia-gpu.sock"
+    path = node.root / KUBELET / "device-plugins" / name
     path.symlink_to(node.root / "listens")
     checks = [check for check in check_node(serving(node, **expected)) if check.name == "device-plugins"]
     assert checks[0].level is level

@@ -48,7 +48,11 @@ def recommended(node: CheckContext) -> Recommendation:
 
 
 def exists(found: Recommendation) -> bool:
-    """Return whether every kustomization exists, as a kustomization or a component."""
+    """Return whether every kustomization exists, as a kustomization or a component, and every value of the chart."""
+    for key, _ in found.chart_values:
+        at = yaml.safe_load((KUBERNETES.parent / "chart/values.yaml").read_text())
+        for word in key.split("."):
+            at = at[word]
     parts = {each.rpartition("/")[2]: "Kustomization" for each in found.resources}
     parts |= dict.fromkeys((*found.components, *found.choices), "Component")
     return all(
@@ -74,6 +78,11 @@ def test_current_operator_gets_the_overlay_the_label_component_and_the_settings_
     )
     assert found.resources == ("gpu-scrubber/deploy/kubernetes/gpu-operator",)
     assert found.components == ("gpu-operator-client-label", "admission")
+    assert dict(found.chart_values) == {
+        "gpuOperator.enabled": "true",
+        "gpuOperator.deployLabel": "client",
+        "admission.enabled": "true",
+    }
     assert dict(found.cluster_policy) == {"devicePlugin.enabled": "false"}
     assert dict(found.toolkit_environment) == {"ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED": "false"}
     assert (found.policy, found.notes, exists(found)) == ((), (), True)
@@ -158,6 +167,7 @@ def test_nvsentinel_gets_its_components_and_the_label_that_it_sets(node: CheckCo
     found = recommended(beside_operator(node))
     assert {"nvsentinel", "yield"} <= set(found.components)
     assert dict(found.plugin_environment) == {"SCRUBBER_YIELD_LABELS": PLUGIN}
+    assert dict(found.chart_values)["cluster.yield.labels"] == f"{{{PLUGIN}}}"
     assert exists(found)
 
 
@@ -183,7 +193,7 @@ def test_units_get_variables_and_the_list_of_mig_manager_in_place_of_manifests(n
         "NVIDIA_DRIVER_ROOT=/\nDRIVER_ROOT_CTR_PATH=/host\nNVIDIA_DEV_ROOT=/\n",
     )
     found = recommended(node)
-    assert found.resources == ()
+    assert (found.resources, found.chart_values) == ((), ())
     assert dict(found.plugin_environment) == {
         "DEVICE_LIST_STRATEGY": "cdi-annotations,cdi-cri",
         "SCRUBBER_DRIVER_READY_FILE": "/run/nvidia/validations/driver-ready",

@@ -19,7 +19,6 @@ ALLOWED: Final = {
     # Keys, values, defaults, examples and descriptions of policy settings: in the JSON schema, in the reference page
     # and in digests. They can be removed when the policy language changes.
     'key="xids",',
-    'CODES_BY_CLASS = "XIDs and ranges of XIDs"',
     '"What an XID means for the device. Codes that are not listed here keep their class from xid.yaml.",',
     '("hw-slowdown", "hw-thermal-slowdown", "nvlink-down", "pcie-width", "power-brake", "too-hot"), 600.0',
     'EnvvarInjection.ALLOW, "refuse: not by NVIDIA_VISIBLE_DEVICES, because any pod can set that variable."',

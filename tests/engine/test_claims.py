@@ -12,8 +12,9 @@ from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceBusy, InvalidRequest, NotReady, Quarantined, Refused, ScrubberError
 from scrubber.domain.handover_kind import Basis
 from scrubber.domain.node_record import YieldRequester
-from scrubber.domain.policy import PolicyOverride, SharingMode
+from scrubber.domain.policy import Enforcement, PolicyOverride, SharingMode
 from scrubber.domain.states import Hygiene
+from scrubber.engine.resource_ids import ANNOUNCEMENT_SECONDS, Announcer
 from scrubber.engine.views import ClaimRelease, GrantedDevice, PrepareClaimCall
 from tests.engine.test_yielding import driverless_node
 from tests.simulation.claims import DRIVER, SimulatedClaim
@@ -115,6 +116,43 @@ async def test_repeated_prepare_refuses_a_device_that_failed_since_and_names_the
         cluster.kubelet.delete(tenant)
         await cluster.until(lambda: claim.released)
         assert claim.withheld == (cluster.gpu(1).id,)
+
+
+async def start_ungranted(cluster: SimulatedCluster, name: str) -> Tenant:
+    """Return a pod that the kubelet has started on device 0 without a hand-over, once the service knows of it."""
+    intruder, device = await admitted(cluster, name=name), cluster.gpu().id
+    proc = cluster.process_table.start(intruder.uid, f"{intruder.uid}/main#1", name, mounted=frozenset({device}))
+    cluster.process_table.open(proc, device)
+    await cluster.until(lambda: intruder.pod in [each.pod for each in cluster.record().open_grants], within=10.0)
+    return intruder
+
+
+@in_virtual_time
+async def test_repeated_prepare_refuses_a_device_that_another_pod_got_since_and_names_that_pod_to_operators_only() -> (
+    None
+):
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        intruder = await start_ungranted(cluster, "sudden-0")
+        wrong = await refusal(cluster, claim.call())
+        assert (type(wrong), wrong.code) == (Refused, ErrorCode.ASSIGNED_BY_ANOTHER_PLUGIN)
+        assert "umbrella/sudden-0" in str(wrong)
+        assert "sudden-0" not in wrong.public_message
+        assert "Delete the claim's pods" in wrong.public_message
+        for each in (intruder, tenant):
+            cluster.kubelet.delete(each)
+        await cluster.until(lambda: claim.released, within=120.0)
+        await running(cluster, allocated(cluster), "train-1")
+
+
+@in_virtual_time
+async def test_repeated_prepare_is_answered_beside_another_pod_where_the_policy_only_observes() -> None:
+    async with simulated_cluster(policy=replace(DEFAULT, enforcement=Enforcement.OBSERVE)) as cluster:
+        claim = allocated(cluster)
+        await running(cluster, claim)
+        await start_ungranted(cluster, "sudden-0")
+        assert await prepared(cluster, claim.call()) == claim.answer
 
 
 @in_virtual_time
@@ -253,6 +291,18 @@ async def test_prepare_refuses_a_device_that_the_plugin_advertises_until_the_plu
         assert (type(wrong), wrong.code) == (Refused, ErrorCode.ADVERTISED_BY_PLUGIN)
         assert "nvidia.com/gpu" in str(wrong)
         await cluster.node.announce("nvidia.com/gpu", {other: other})
+        await running(cluster, claim)
+
+
+@in_virtual_time
+async def test_device_of_a_plugin_that_has_ended_can_be_prepared_without_a_restart_of_the_service() -> None:
+    async with simulated_cluster() as cluster:
+        mine, claim, announcer = cluster.gpu().id, allocated(cluster), Announcer(cluster.clock.monotonic)
+        with announcer.following():
+            await cluster.node.announce("nvidia.com/gpu", {mine: mine}, announcer)
+            await cluster.run(ANNOUNCEMENT_SECONDS * 2)
+            assert (await refusal(cluster, claim.call())).code == ErrorCode.ADVERTISED_BY_PLUGIN
+        await cluster.run(ANNOUNCEMENT_SECONDS + 1)
         await running(cluster, claim)
 
 

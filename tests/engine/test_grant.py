@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from scrubber.domain.assignment import Assignment, Process, Trust
+import pytest
+
+from scrubber.domain.assignment import Assignment, Pod, Process, Trust
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import NotReady, Quarantined
 from scrubber.domain.evidence import PathKind
@@ -15,6 +17,7 @@ from scrubber.domain.record import Grant
 from scrubber.domain.states import Health, Hygiene
 from scrubber.engine.views import GrantedDevice
 from tests.simulation.cluster import SimulatedCluster, simulated_cluster
+from tests.simulation.ports import SimulatedContainers
 from tests.simulation.start_requests import STRICT, TRUSTED, admitted, refusal_of, request_start, started
 from tests.simulation.timeline import in_virtual_time
 
@@ -277,6 +280,24 @@ async def test_several_devices_are_granted_in_one_transaction() -> None:
         granted = await request_start(cluster, tenant)
         assert [each.device for each in granted] == list(tenant.devices)
         assert cluster.ledger_store.writes == writes + 1
+
+
+@in_virtual_time
+async def test_pod_is_read_once_for_a_grant_of_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with simulated_cluster() as cluster:
+        tenant = await admitted(cluster, "acme", "train-0", 0, 1)
+        processes, read = SimulatedContainers.processes, list[Pod]()
+
+        async def counted(containers: SimulatedContainers, pod: Pod) -> tuple[Process, ...]:
+            read.append(pod)
+            return await processes(containers, pod)
+
+        monkeypatch.setattr(SimulatedContainers, "processes", counted)
+        read_before_the_grant: list[Pod] = []
+        cluster.ledger_store.granting = lambda: read_before_the_grant.extend(read)
+        granted = await request_start(cluster, tenant)
+        assert len(granted) == 2
+        assert read_before_the_grant == [tenant.pod]
 
 
 @in_virtual_time

@@ -54,6 +54,8 @@ class Node:
     def watch_end(self, pod: Pod) -> None:
         return None
 
+    async def require_job_cgroups(self) -> None: ...
+
     async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
         return self.cgroups
 

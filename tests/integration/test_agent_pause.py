@@ -16,10 +16,11 @@ import pytest
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import Unavailable
+from scrubber.emulator.cluster import Answer, ApiRequest, Silence
 from scrubber.emulator.playground import RESOURCE, Playground
 from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodSpec
-from tests.cluster.api_server import DROP, PAUSES_AGENTS, ApiServerStandIn, Request, Response, kubeconfig
 from tests.cluster.operands import Operand, OperandsStandIn
+from tests.cluster.plugin_server import PAUSES_AGENTS, PluginApiServer, kubeconfig
 from tests.integration import log_lines
 from tests.integration.acting import QUICK, SOON, found_by, history, reader, running, writer
 from tests.integration.test_infrastructure import holding, nodes
@@ -40,7 +41,7 @@ class OperatedNode:
         on_stop, on_start: called when an agent is about to be stopped, or has been started.
     """
 
-    def __init__(self, stage: Playground, cluster: ApiServerStandIn) -> None:
+    def __init__(self, stage: Playground, cluster: PluginApiServer) -> None:
         self.stage = stage
         self.cluster = cluster
         self.on_stop: Callable[[], object] = lambda: None
@@ -100,12 +101,12 @@ def strict_policy(directory: Path) -> str:
 async def operated(tmp_path: Path, devices: int = 1) -> AsyncIterator[OperatedNode]:
     """An operator's node under the policy ``strict``, with every device clean after its first reset."""
     async with (
-        ApiServerStandIn() as cluster,
+        PluginApiServer() as cluster,
         Playground(devices=devices, memory="2MiB", policy=strict_policy(tmp_path)) as stage,
     ):
         cluster.add_node(NODE)
         cluster.set_labels(NODE, LABELS)
-        cluster.allowed |= PAUSES_AGENTS
+        cluster.role |= PAUSES_AGENTS
         node = OperatedNode(stage, cluster)
         stage.plugin.arguments = [*stage.plugin.arguments, "--pause-labels", PAUSE_LABELS, "--node-name", NODE]
         stage.plugin.environment = {"KUBECONFIG": str(kubeconfig(tmp_path, cluster.url).path)}
@@ -161,9 +162,9 @@ async def test_reset_plan_says_how_agents_are_paused(tmp_path: Path) -> None:
         assert any(EXPORTER in action for action in plan["pauseWays"][0]["actions"])
 
 
-def is_change(request: Request, value: str) -> bool:
+def is_change(request: ApiRequest, value: str) -> bool:
     """Whether a request gives the exporter's label ``value``."""
-    return request.what == "patch nodes" and request.body["metadata"].get("labels", {}).get(EXPORTER) == value
+    return request.operation == "patch nodes" and request.body["metadata"].get("labels", {}).get(EXPORTER) == value
 
 
 class Killing:
@@ -180,23 +181,23 @@ class Killing:
         self.done = asyncio.Event()
         match step:
             case "recorded":
-                node.cluster.fault = lambda request: self._at(request.what.endswith(" leases"))
+                node.cluster.intercept = lambda request: self._at(request.operation.endswith(" leases"))
             case "changing":
-                node.cluster.fault = lambda request: self._at(is_change(request, "false"))
+                node.cluster.intercept = lambda request: self._at(is_change(request, "false"))
             case "agents-ending":
                 node.on_stop = lambda: self._at(True)
             case "restoring":
-                node.cluster.fault = lambda request: self._at(is_change(request, "true"))
+                node.cluster.intercept = lambda request: self._at(is_change(request, "true"))
             case "agents-starting":
                 node.on_start = lambda: self._at(True)
 
-    def _at(self, here: bool) -> Response | None:
+    def _at(self, here: bool) -> Answer | None:
         """Kill the daemon if ``here``; the request of a killed plugin has no effect, and no answer."""
         if not here or self.done.is_set():
             return None
         os.kill(self.daemon.pid, signal.SIGKILL)
         self.done.set()
-        return None if self._answers else DROP
+        return None if self._answers else Silence.DROP
 
 
 @pytest.mark.parametrize("party", ["service", "plugin"])

@@ -80,6 +80,22 @@ async def test_demo_node_stays_until_ctrl_c(kept: bool, short_tmp: Path) -> None
     assert (f"Logs and ledger: {node}" in ended.text) is kept
 
 
+async def test_demo_node_with_claims_prints_a_command_that_reads_its_resource_slices(short_tmp: Path) -> None:
+    program = (sys.executable, "-c", A_SHORT_STORY)
+    async with terminal("demo", "--dra", "--keep-running", columns=400, program=program) as session:
+        found = await session.shows(re.compile(r"read the slices +curl -s -H '(\S+): (Bearer \w+)' (\S+)\n"), DEADLINE)
+        header, token, url = found.groups()
+
+        def read() -> str:
+            with urllib.request.urlopen(urllib.request.Request(url, headers={header: token}), timeout=60) as page:
+                return str(page.read().decode())
+
+        assert '"kind":"ResourceSliceList"' in await asyncio.to_thread(read)
+        session.type("\x03")
+        ended = await session.ended(DEADLINE)
+    assert ended.code == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("stays", [True, False])
 async def test_demo_leaves_nothing_behind_after_any_number_of_signals(number: signal.Signals, stays: bool) -> None:

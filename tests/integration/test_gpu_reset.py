@@ -16,9 +16,10 @@ import pytest
 from scrubber.adapters.sim import control
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import ScrubberError
+from scrubber.emulator.cluster import Answer, Silence
 from scrubber.emulator.playground import RESOURCE, Playground
-from tests.cluster.api_server import DROP, RESETS_GPUS, ApiServerStandIn, Response, kubeconfig
-from tests.cluster.gpu_resets import JanitorStandIn
+from tests.cluster.gpu_resets import GPU_RESETS, JanitorStandIn
+from tests.cluster.plugin_server import RESETS_GPUS, PluginApiServer, kubeconfig
 from tests.integration import log_lines
 from tests.integration.acting import QUICK, SOON, found_by, history, reader, running, writer
 from tests.integration.test_agent_pause import LABELS, LONG, NODE, OperatedNode
@@ -32,7 +33,7 @@ class ResettableNode(OperatedNode):
         failure: why a reset fails; empty if it succeeds.
     """
 
-    def __init__(self, stage: Playground, cluster: ApiServerStandIn) -> None:
+    def __init__(self, stage: Playground, cluster: PluginApiServer) -> None:
         super().__init__(stage, cluster)
         self.children: list[int] = []
         self.failure = ""
@@ -50,7 +51,7 @@ class ResettableNode(OperatedNode):
         await self.until_event("external-reset.ended")
         device = await self.first_is(lambda each: each.health == "healthy" and each.state == "clean")
         await self.is_as_before()
-        assert self.cluster.gpu_resets == {}
+        assert list(self.cluster.api.store.items(GPU_RESETS)) == []
         return device
 
     async def first_is(self, condition: Callable[[pb.Device], bool], device: str = "") -> pb.Device:
@@ -81,12 +82,12 @@ async def resettable(
     quick = Path(QUICK).read_text().replace("limits:", f"reset: {reset}\nlimits:\n  agentPause: {agent_pause}")
     policy.write_text(quick + "  maxResetsPerDay: 20\nbreaker:\n  maxResets: 100\n")
     async with (
-        ApiServerStandIn() as cluster,
+        PluginApiServer() as cluster,
         Playground(devices=devices, memory="2MiB", policy=str(policy)) as stage,
     ):
         cluster.add_node(NODE)
         cluster.set_labels(NODE, LABELS)
-        cluster.allowed |= RESETS_GPUS
+        cluster.role |= RESETS_GPUS
         node = ResettableNode(stage, cluster)
         stage.plugin.arguments = [*stage.plugin.arguments, "--gpu-reset", "--node-name", NODE]
         stage.plugin.environment = {"KUBECONFIG": str(kubeconfig(tmp_path, cluster.url).path)}
@@ -206,7 +207,7 @@ async def test_kind_that_vanishes_during_a_reset_ends_it_and_withdraws_the_offer
     async with resettable(tmp_path) as node:
 
         def uninstall(step: str) -> None:
-            node.cluster.gpu_resets = None
+            node.cluster.api.uninstall(GPU_RESETS)
             node.cluster.set_labels(NODE, LABELS)  # before any agent ends: nothing but the offer would help the device
 
         node.janitor.on_step = uninstall
@@ -246,16 +247,16 @@ class Killing:
         self.done = asyncio.Event()
         requests = {"asking": "get gpuresets", "creating": "create gpuresets", "deleting": "delete gpuresets"}
         if step in requests:
-            node.cluster.fault = lambda request: self._kill(request.what == requests[step])
+            node.cluster.intercept = lambda request: self._kill(request.operation == requests[step])
         else:
             node.janitor.on_step = lambda now: self._kill(now == step)
 
-    def _kill(self, here: bool) -> Response | None:
+    def _kill(self, here: bool) -> Answer | None:
         if not here or self.done.is_set():
             return None
         os.kill(self.daemon.pid, signal.SIGKILL)
         self.done.set()
-        return None if self._answers else DROP
+        return None if self._answers else Silence.DROP
 
 
 @pytest.mark.parametrize("party", ["service", "plugin"])

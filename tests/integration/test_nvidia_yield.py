@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.cluster.api_server import ApiServerStandIn, kubeconfig
+from tests.cluster.plugin_server import PluginApiServer, kubeconfig
 from tests.integration.acting import SOON, history
 from tests.integration.nvidia_stage import RESOURCE, NvidiaStage, found_by
 
@@ -15,12 +15,12 @@ NODE = "node-1"
 
 
 @asynccontextmanager
-async def operated(mebibytes: int = 16) -> AsyncIterator[tuple[NvidiaStage, ApiServerStandIn]]:
+async def operated(mebibytes: int = 16) -> AsyncIterator[tuple[NvidiaStage, PluginApiServer]]:
     """A stage whose plugin follows :data:`LABEL` of its node, and the API server that has the node."""
     words = ("--yield-labels", LABEL, "--node-name", NODE, "--mig-strategy", "mixed")
-    async with ApiServerStandIn() as cluster, NvidiaStage(plugin=words, mebibytes=mebibytes) as stage:
+    async with PluginApiServer() as cluster, NvidiaStage(plugin=words, mebibytes=mebibytes) as stage:
         cluster.add_node(NODE)
-        cluster.allowed = {"watch nodes"}
+        cluster.role = {"watch nodes"}
         label(cluster, "true")
         stage.plugin.environment = {"KUBECONFIG": str(kubeconfig(stage.directory, cluster.url).path)}
         await stage.start_daemons()
@@ -28,13 +28,12 @@ async def operated(mebibytes: int = 16) -> AsyncIterator[tuple[NvidiaStage, ApiS
         yield stage, cluster
 
 
-def label(cluster: ApiServerStandIn, value: str) -> None:
+def label(cluster: PluginApiServer, value: str) -> None:
     """Set :data:`LABEL` of the node."""
-    cluster.nodes[NODE]["metadata"]["labels"][LABEL] = value
-    cluster.bell.ring()
+    cluster.set_labels(NODE, {LABEL: value})
 
 
-async def paused(stage: NvidiaStage, cluster: ApiServerStandIn, value: str) -> None:
+async def paused(stage: NvidiaStage, cluster: PluginApiServer, value: str) -> None:
     """Pause the components, as the operator does, and wait until the driver is free."""
     label(cluster, value)
     await stage.logged("node.yielded")
@@ -80,8 +79,7 @@ async def test_capacity_remains_while_the_node_is_yielded_and_the_label_that_van
     async with operated() as (stage, cluster):
         await paused(stage, cluster, "false")
         assert stage.kubelet.capacity(RESOURCE) == 2
-        del cluster.nodes[NODE]["metadata"]["labels"][LABEL]
-        cluster.bell.ring()
+        cluster.set_labels(NODE, {LABEL: None})
         await stage.offers(2)
 
 

@@ -23,8 +23,10 @@ from plugin.observers import AgentPauseObserver, NullObserver
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import PluginClient
 from scrubber.domain.errors import InvalidConfiguration, InvalidRequest, Unavailable
-from tests.cluster.api_server import HANG, PAUSES_AGENTS, ApiServerStandIn, Request, Response, failure, kubeconfig
+from scrubber.emulator.cluster import Answer, ApiRequest, Selection, Silence
+from scrubber.emulator.cluster.resources import LEASES
 from tests.cluster.operands import OperandsStandIn, holding_process
+from tests.cluster.plugin_server import PAUSES_AGENTS, PluginApiServer, failure, kubeconfig
 from tests.plugin.test_cluster_plugin import command
 from tests.plugin.test_cluster_reporter import Diary
 from tests.plugin_collaborators import FakeKubelet, FakeService, device, snapshot
@@ -91,10 +93,10 @@ async def test_pause_labels_without_access_to_the_api_server_are_refused_at_star
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ApiServerStandIn]:
-    async with ApiServerStandIn() as running:
+async def server() -> AsyncIterator[PluginApiServer]:
+    async with PluginApiServer() as running:
         running.add_node("node-1", **BEFORE)
-        running.allowed |= PAUSES_AGENTS
+        running.role |= PAUSES_AGENTS
         yield running
 
 
@@ -107,7 +109,7 @@ async def service(short_tmp: Path) -> AsyncIterator[FakeService]:
 class Stage:
     """Instances of the component, on a real socket of a service and a real API server."""
 
-    def __init__(self, server: ApiServerStandIn, service: FakeService, directory: Path) -> None:
+    def __init__(self, server: PluginApiServer, service: FakeService, directory: Path) -> None:
         self.server = server
         self.service = service
         self.diary = Diary()
@@ -169,11 +171,11 @@ class Stage:
         """Wait until the pause is over, and check that nothing of it is left."""
         await self.service.bell.until(lambda: self.service.pause is None)
         assert self.server.labels("node-1") == BEFORE
-        assert [each["spec"].get("holderIdentity") for each in self.server.leases.values()] in ([], [None])
+        assert [each["spec"].get("holderIdentity") for each in self.server.leases] in ([], [None])
 
 
 @pytest.fixture
-def stage(server: ApiServerStandIn, service: FakeService, short_tmp: Path) -> Stage:
+def stage(server: PluginApiServer, service: FakeService, short_tmp: Path) -> Stage:
     return Stage(server, service, short_tmp)
 
 
@@ -183,18 +185,18 @@ async def test_labels_are_changed_in_order_after_the_service_has_recorded_them_a
     patched: list[dict[str, Any]] = []
     recorded: list[int] = []
 
-    def watch(request: Request) -> Response | None:
-        if request.what == "patch nodes":
+    def watch(request: ApiRequest) -> Answer | None:
+        if request.operation == "patch nodes":
             patched.append(request.body["metadata"]["labels"])
             recorded.append(len(stage.service.pause.changes if stage.service.pause else ()))
         return None
 
-    stage.server.fault = watch
+    stage.server.intercept = watch
     async with stage.instance():
         stage.service.show_pause(PAUSE)
         await stage.service.bell.until(lambda: stage.service.pause_states() == ["planned", "paused"])
         assert stage.server.labels("node-1") == DURING
-        (lease,) = stage.server.leases.values()
+        (lease,) = stage.server.leases
         assert lease["spec"]["holderIdentity"] == "node-1"
         stage.service.show_pause(None)
         await stage.restored()
@@ -280,7 +282,7 @@ async def test_deploy_labels_that_another_client_has_paused_are_no_agents_to_pau
         await stage.service.bell.until(lambda: stage.service.pause_states() == ["failed"])
         assert "so they pause no agent" in stage.service.pause_reports[-1].message
         await stage.service.bell.until(lambda: stage.service.pause is not None and stage.service.pause.ending)
-    assert stage.server.requests_for("patch nodes") == []
+    assert stage.server.log.of("patch nodes") == []
 
 
 async def test_plan_that_the_service_refuses_is_not_carried_out(stage: Stage) -> None:
@@ -298,12 +300,12 @@ async def test_plan_that_the_service_refuses_is_not_carried_out(stage: Stage) ->
         await stage.service.bell.until(lambda: len(refused) > 1)
         stage.service.show_pause(None)
         await stage.restored()
-    assert stage.server.requests_for("patch nodes") == []
+    assert stage.server.log.of("patch nodes") == []
 
 
 async def test_role_that_forbids_the_change_is_a_failure_with_the_api_servers_message(stage: Stage) -> None:
-    stage.server.fault = lambda request: (
-        failure(403, "Forbidden", "nodes is forbidden") if request.what == "patch nodes" else None
+    stage.server.intercept = lambda request: (
+        failure(403, "Forbidden", "nodes is forbidden") if request.operation == "patch nodes" else None
     )
     async with stage.instance():
         stage.service.show_pause(PAUSE)
@@ -399,17 +401,17 @@ async def test_label_that_another_client_changes_during_the_pause_stays_and_is_n
 
 
 async def test_writes_of_others_between_our_requests_are_no_obstacle(stage: Stage) -> None:
-    def interfere(request: Request) -> Response | None:
-        if request.what == "patch nodes" and len(stage.server.requests_for("patch nodes")) % 2:
+    def interfere(request: ApiRequest) -> Answer | None:
+        if request.operation == "patch nodes" and len(stage.server.log.of("patch nodes")) % 2 == 0:
             node = stage.server.labels("node-1")
             stage.server.set_labels("node-1", {"zone": "a" if node["zone"] == "b" else "b"})
         return None
 
-    stage.server.fault = interfere
+    stage.server.intercept = interfere
     async with stage.instance():
         stage.service.show_pause(PAUSE)
         await stage.service.bell.until(lambda: "paused" in stage.service.pause_states())
-        stage.server.fault = lambda _: None
+        stage.server.intercept = lambda _: None
         stage.server.set_labels("node-1", {"zone": "a"})
         assert stage.server.labels("node-1") == DURING
         stage.service.show_pause(None)
@@ -424,7 +426,7 @@ def held(holder: str, renewed: datetime | None = None) -> dict[str, Any]:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": LEASE.name, "namespace": LEASE.namespace, "resourceVersion": "7", "labels": {"a": "b"}},
+        "metadata": {"name": LEASE.name, "namespace": LEASE.namespace, "labels": {"a": "b"}},
         "spec": {"holderIdentity": holder, "leaseDurationSeconds": 60, "renewTime": moment, "leaseTransitions": 3},
     }
 
@@ -433,15 +435,15 @@ KEY = LEASE.namespace, LEASE.name
 
 
 async def test_pause_waits_until_another_node_has_released_the_lease_and_reports_which(stage: Stage) -> None:
-    stage.server.leases[KEY] = held("node-2")
+    stage.server.replace(LEASES, held("node-2"))
     times = AgentPauseTimes(call=20, renew=0.01, first_retry=0.01, lock_poll=0.01)
     async with stage.instance(times=times):
         stage.service.show_pause(PAUSE)
         await stage.service.bell.until(lambda: "node-2 has it, and pauses its own agents" in stage.last_message())
         assert stage.server.labels("node-1") == BEFORE
-        stage.server.leases[KEY]["spec"].pop("holderIdentity")
+        stage.server.api.patch(LEASES, LEASE.name, {"spec": {"holderIdentity": None}}, LEASE.namespace)
         await stage.service.bell.until(lambda: "paused" in stage.service.pause_states())
-        lease = stage.server.leases[KEY]
+        (lease,) = stage.server.leases
         assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("node-1", 4)
         assert lease["metadata"]["labels"] == {"a": "b"}
         stage.service.show_pause(None)
@@ -455,16 +457,16 @@ async def test_lease_of_a_node_that_died_is_taken_after_it_was_not_renewed_for_i
     now = [100.0]
     api = stage.connect()
     lease = PauseLease(LEASE, "node-1", seconds=60, clock=lambda: now[0], wall_clock=lambda: 1_900_000_000.0)
-    stage.server.leases[KEY] = held("node-2", datetime(2020, 1, 1, tzinfo=UTC))
+    stage.server.replace(LEASES, held("node-2", datetime(2020, 1, 1, tzinfo=UTC)))
     assert await lease.acquire(api) == "node-2"
     now[0] += 50
-    stage.server.leases[KEY]["spec"]["renewTime"] = "2020-01-01T00:00:50.000001Z"
+    stage.server.replace(LEASES, held("node-2", datetime(2020, 1, 1, 0, 0, 50, 1, tzinfo=UTC)))
     assert await lease.acquire(api) == "node-2"
     now[0] += 60
     assert await lease.acquire(api) == "node-2"
     now[0] += 1
     assert await lease.acquire(api) == ""
-    assert stage.server.leases[KEY]["spec"]["holderIdentity"] == "node-1"
+    assert stage.server.leases[0]["spec"]["holderIdentity"] == "node-1"
     await lease.release(api)
     assert (await api.get_lease(*KEY)).holder == ""
     await api.close()
@@ -486,24 +488,24 @@ async def test_lease_is_renewed_for_as_long_as_the_pause_lasts_and_its_loss_is_l
     async with stage.instance(times=times):
         stage.service.show_pause(PAUSE)
         await stage.service.bell.until(lambda: "paused" in stage.service.pause_states())
-        renewed = len(stage.server.requests_for("patch leases"))
-        await stage.server.until(lambda: len(stage.server.requests_for("patch leases")) > renewed + 2)
-        stage.server.leases[KEY] = held("node-2")
+        renewed = len(stage.server.log.of("patch leases"))
+        await stage.server.until(lambda: len(stage.server.log.of("patch leases")) > renewed + 2)
+        stage.server.replace(LEASES, held("node-2"))
         await stage.diary.bell.until(lambda: bool(stage.diary.logged("agents.lease-lost", holder="node-2")))
         stage.service.show_pause(None)
         await stage.service.bell.until(lambda: stage.service.pause is None)
     assert stage.server.labels("node-1") == BEFORE
-    assert stage.server.leases[KEY]["spec"]["holderIdentity"] == "node-2"
+    assert stage.server.leases[0]["spec"]["holderIdentity"] == "node-2"
 
 
 async def test_without_a_lease_none_is_requested(stage: Stage) -> None:
-    stage.server.allowed -= PAUSES_AGENTS
+    stage.server.role -= PAUSES_AGENTS
     async with stage.instance(lease=None):
         stage.service.show_pause(PAUSE)
         await stage.service.bell.until(lambda: "paused" in stage.service.pause_states())
         stage.service.show_pause(None)
         await stage.restored()
-    assert stage.server.leases == {}
+    assert stage.server.leases == []
 
 
 # -- crashes -----------------------------------------------------------------------------------------------------------
@@ -516,24 +518,22 @@ async def test_instance_that_dies_at_any_request_is_followed_by_one_that_restore
 ) -> None:
     """At each request of a pause and its end in turn; the last round has no request left to die at."""
     for number in range(100):
-        stage.server.requests.clear()
-        stage.server.leases.clear()
+        stage.server.log.requests.clear()
+        stage.server.api.delete_collection(LEASES, Selection())
         stage.service.pause_reports.clear()
         dying = asyncio.Event()
 
-        def die(request: Request, number: int = number, dying: asyncio.Event = dying) -> Response | None:
-            if len(stage.server.requests) != number + 1 or dying.is_set():
+        def die(request: ApiRequest, number: int = number, dying: asyncio.Event = dying) -> Answer | None:
+            if len(stage.server.log.requests) != number or dying.is_set():
                 return None
             dying.set()
-            if applied:
-                stage.server._answer(request)
-            return HANG
+            return Silence.LOSE if applied else Silence.HANG
 
         async with stage.instance() as first:
             await stage.service.bell.until(lambda: len(stage.service.pause_reports) == 1)
-            await stage.server.until(lambda: bool(stage.server.requests))  # the search for leftovers
-            stage.server.requests.clear()
-            stage.server.fault = die
+            await stage.server.until(lambda: bool(stage.server.log.requests))  # the search for leftovers
+            stage.server.log.requests.clear()
+            stage.server.intercept = die
             stage.service.show_pause(PAUSE)
             waiting = asyncio.create_task(dying.wait())
             lives = asyncio.create_task(_through(stage))
@@ -543,7 +543,7 @@ async def test_instance_that_dies_at_any_request_is_followed_by_one_that_restore
             await asyncio.gather(waiting, lives, return_exceptions=True)
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
-        stage.server.fault = lambda _: None
+        stage.server.intercept = lambda _: None
         if not dying.is_set():
             assert number > 12, "every request was tried"
             return
@@ -570,11 +570,11 @@ async def test_second_instance_acts_only_when_the_first_one_has_ended(stage: Sta
         await stage.service.bell.until(lambda: "paused" in stage.service.pause_states())
         async with stage.instance():
             await stage.diary.bell.until(lambda: bool(stage.diary.logged("agents.standby")))
-            before = len(stage.server.requests)
+            before = len(stage.server.log.requests)
             assert stage.service.pause_states() == ["planned", "paused"]
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
-            assert len(stage.server.requests) == before
+            assert len(stage.server.log.requests) == before
             await stage.service.bell.until(lambda: stage.service.pause_states() == ["planned", "paused", "paused"])
             stage.service.show_pause(None)
             await stage.restored()
@@ -648,14 +648,14 @@ async def test_operands_end_for_the_reset_and_return_although_the_plugin_is_kill
         async with command(short_tmp, credentials, *flags) as plugin:
             await stage.service.bell.until(lambda: bool(stage.service.pause_reports))
             # It dies between the two deploy labels.
-            stage.server.fault = lambda request: (
-                HANG if DCGM in request.body.get("metadata", {}).get("labels", {}) else None
+            stage.server.intercept = lambda request: (
+                Silence.HANG if DCGM in request.body.get("metadata", {}).get("labels", {}) else None
             )
             stage.service.show_pause(PAUSE)
             await running.until(DCGM)
             plugin.process.kill()
             await plugin.process.wait()
-        stage.server.fault = lambda _: None
+        stage.server.intercept = lambda _: None
         async with command(short_tmp, credentials, *flags) as plugin:
             await running.until()
             await stage.service.bell.until(lambda: "paused" in stage.service.pause_states())

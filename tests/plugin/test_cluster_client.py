@@ -24,7 +24,9 @@ from plugin.cluster.errors import (
 )
 from plugin.cluster.port import ClusterNode, EventContent, EventTarget
 from plugin.cluster.view import ConditionStatus, NodeCondition
-from tests.cluster.api_server import DROP, HANG, ApiServerStandIn, Response, failure, kubeconfig
+from scrubber.emulator.cluster import Answer, HttpResponse, Silence
+from scrubber.emulator.cluster.resources import BUDGETS, EVENTS
+from tests.cluster.plugin_server import PluginApiServer, failure, kubeconfig
 
 NOW = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 BEFORE = datetime(2031, 5, 6, 7, 0, 0, tzinfo=UTC)
@@ -58,14 +60,14 @@ def event(about: EventTarget = POD, message: str = "It is so.") -> EventContent:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ApiServerStandIn]:
-    async with ApiServerStandIn() as api_server:
+async def server() -> AsyncIterator[PluginApiServer]:
+    async with PluginApiServer() as api_server:
         api_server.add_node("node-1", zone="a")
         yield api_server
 
 
 @pytest.fixture
-async def client(server: ApiServerStandIn, tmp_path: Path) -> AsyncIterator[ApiServerClient]:
+async def client(server: PluginApiServer, tmp_path: Path) -> AsyncIterator[ApiServerClient]:
     api_client = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20)
     yield api_client
     await api_client.close()
@@ -76,7 +78,7 @@ async def test_node_without_our_condition_is_read_without_a_condition_status(cli
 
 
 async def test_condition_is_merged_beside_the_conditions_of_other_writers(
-    client: ApiServerClient, server: ApiServerStandIn
+    client: ApiServerClient, server: PluginApiServer
 ) -> None:
     patched = await client.patch_condition(BAD, since=BEFORE, now=NOW)
     assert server.condition("node-1", CONDITION_TYPE) == {
@@ -89,10 +91,10 @@ async def test_condition_is_merged_beside_the_conditions_of_other_writers(
     }
     assert server.condition("node-1", "Ready") is not None
     assert patched == await client.get_node() == ClusterNode(ConditionStatus.FALSE, BEFORE, {"zone": "a"})
-    assert [each.what for each in server.requests] == ["patch nodes/status", "get nodes"]
+    assert [each.operation for each in server.log.requests] == ["patch nodes/status", "get nodes"]
 
 
-async def test_condition_of_bad_polarity_is_written_and_read_inverted(server: ApiServerStandIn, tmp_path: Path) -> None:
+async def test_condition_of_bad_polarity_is_written_and_read_inverted(server: PluginApiServer, tmp_path: Path) -> None:
     format_ = ConditionFormat("example.com/GpusOutOfService", ConditionPolarity.BAD)
     client = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20, condition=format_)
     for status, expected in (
@@ -110,19 +112,20 @@ async def test_condition_of_bad_polarity_is_written_and_read_inverted(server: Ap
 
 
 async def test_label_patch_leaves_labels_of_other_writers_unchanged(
-    client: ApiServerClient, server: ApiServerStandIn
+    client: ApiServerClient, server: PluginApiServer
 ) -> None:
     await client.patch_labels({"scrubber.dev/gpus.clean": "2"})
-    assert server.nodes["node-1"]["metadata"]["labels"] == {"zone": "a", "scrubber.dev/gpus.clean": "2"}
+    assert server.labels("node-1") == {"zone": "a", "scrubber.dev/gpus.clean": "2"}
 
 
 async def test_event_is_created_in_the_namespace_of_its_object_and_a_node_event_in_default(
-    client: ApiServerClient, server: ApiServerStandIn
+    client: ApiServerClient, server: PluginApiServer
 ) -> None:
     await client.create_event(event(), NOW)
     await client.create_event(event(NODE), NOW)
-    assert set(server.events) == {("team-a", "train-0.abc"), ("default", "node-1.abc")}
-    written = server.events["team-a", "train-0.abc"]
+    places = [(each["metadata"]["namespace"], each["metadata"]["name"]) for each in server.events]
+    assert places == [("team-a", "train-0.abc"), ("default", "node-1.abc")]
+    written = server.events[0]
     assert written["involvedObject"] == {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -139,24 +142,24 @@ async def test_event_is_created_in_the_namespace_of_its_object_and_a_node_event_
 
 
 async def test_existing_event_is_repeated_and_its_count_is_read(
-    client: ApiServerClient, server: ApiServerStandIn
+    client: ApiServerClient, server: PluginApiServer
 ) -> None:
     await client.create_event(event(), BEFORE)
     with pytest.raises(ApiConflict):
         await client.create_event(event(), NOW)
-    server.events["team-a", "train-0.abc"]["count"] = 7
+    server.api.patch(EVENTS, "train-0.abc", {"count": 7}, "team-a")
     assert await client.repeat_event(event(message="Still so."), NOW, None) == 7
     assert await client.repeat_event(event(message="Still so."), NOW, 8) == 8
-    written = server.events["team-a", "train-0.abc"]
+    (written,) = server.events
     assert (written["message"], written["count"]) == ("Still so.", 8)
     assert (written["firstTimestamp"], written["lastTimestamp"]) == ("2031-05-06T07:00:00Z", "2031-05-06T07:08:09Z")
 
 
 async def test_pod_is_evicted_by_uid_and_never_a_later_pod_of_the_same_name(
-    client: ApiServerClient, server: ApiServerStandIn
+    client: ApiServerClient, server: PluginApiServer
 ) -> None:
-    server.allowed.add("create pods/eviction")
-    server.pods["team-a", "train-0"] = "uid-2"
+    server.role |= {"create pods/eviction"}
+    server.add_pod("team-a", "train-0", "uid-2")
     with pytest.raises(ApiConflict):
         await client.evict_pod("team-a", "train-0", "uid-1")
     await client.evict_pod("team-a", "train-0", "uid-2")
@@ -166,14 +169,16 @@ async def test_pod_is_evicted_by_uid_and_never_a_later_pod_of_the_same_name(
 
 
 async def test_success_response_with_a_failure_status_is_an_error(
-    client: ApiServerClient, server: ApiServerStandIn
+    client: ApiServerClient, server: PluginApiServer
 ) -> None:
     """With two disruption budgets for one pod, the API server answers 201 with a Status that contains "Failure"."""
-    server.fault = lambda request: Response(
-        201, failure(500, "", "This pod has more than one PodDisruptionBudget").body
-    )
+    server.role |= {"create pods/eviction"}
+    server.add_pod("team-a", "train-0", "uid-1")
+    for name in ("one", "two"):
+        server.api.create(BUDGETS, {"metadata": {"name": name, "namespace": "team-a"}, "spec": {"selector": {}}})
     with pytest.raises(ApiBusy, match="more than one PodDisruptionBudget"):
         await client.evict_pod("team-a", "train-0", "uid-1")
+    assert server.evicted == []
 
 
 @pytest.mark.parametrize(
@@ -188,68 +193,77 @@ async def test_success_response_with_a_failure_status_is_an_error(
         (failure(500, "InternalError", "oh"), ApiBusy, "returned 500: oh"),
         (failure(504, "Timeout", "late"), ApiBusy, "returned 504: late"),
         (failure(401, "Unauthorized", "who?"), ApiUnavailable, "returned 401: who"),
-        (Response(503, b"<html>", (("Content-Type", "text/html"),)), ApiBusy, "returned 503: Word"),
-        (Response(502, b"", (("Content-Type", ""),)), ApiBusy, "returned 502"),
-        (Response(403, b"<html>"), ApiForbidden, "returned 403"),
-        (Response(500, b"null"), ApiBusy, "returned 500"),
-        (Response(302, b"", (("Location", "/elsewhere"),)), ApiUnavailable, "returned 302"),
-        (Response(200, b"<html>no"), ApiUnavailable, "response is invalid"),
-        (Response(200, b"[]"), ApiUnavailable, "response is invalid"),
-        (Response(200, b'{"status": {"conditions": 3}}'), ApiUnavailable, "response is invalid"),
-        (Response(200, b"\xff\xfe"), ApiUnavailable, "response is invalid"),
-        pytest.param(Response(403, b'{"details":' + DEEP + b"}"), ApiForbidden, "returned 403", id="403, nested deep"),
+        (
+            b"HTTP/1.1 503 Word\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
+            ApiBusy,
+            "returned 503: Word",
+        ),
+        (HttpResponse(502, content_type=""), ApiBusy, "returned 502"),
+        (HttpResponse(403, b"<html>"), ApiForbidden, "returned 403"),
+        (HttpResponse(500, b"null"), ApiBusy, "returned 500"),
+        (HttpResponse(302, b"", (("Location", "/elsewhere"),)), ApiUnavailable, "returned 302"),
+        (HttpResponse(200, b"<html>no"), ApiUnavailable, "response is invalid"),
+        (HttpResponse(200, b"[]"), ApiUnavailable, "response is invalid"),
+        (HttpResponse(200, b'{"status": {"conditions": 3}}'), ApiUnavailable, "response is invalid"),
+        (HttpResponse(200, b"\xff\xfe"), ApiUnavailable, "response is invalid"),
         pytest.param(
-            Response(200, b'{"metadata":' + DEEP + b"}"), ApiUnavailable, "response is invalid", id="200, nested deep"
+            HttpResponse(403, b'{"details":' + DEEP + b"}"), ApiForbidden, "returned 403", id="403, nested deep"
         ),
         pytest.param(
-            Response(200, b" " * (MAX_ANSWER_BYTES + 1)),
+            HttpResponse(200, b'{"metadata":' + DEEP + b"}"),
+            ApiUnavailable,
+            "response is invalid",
+            id="200, nested deep",
+        ),
+        pytest.param(
+            HttpResponse(200, b" " * (MAX_ANSWER_BYTES + 1)),
             ApiUnavailable,
             f"longer than {MAX_ANSWER_BYTES} bytes",
             id="200, too long",
         ),
         pytest.param(
-            Response(500, b" " * (MAX_ANSWER_BYTES + 1)),
+            HttpResponse(500, b" " * (MAX_ANSWER_BYTES + 1)),
             ApiUnavailable,
             f"longer than {MAX_ANSWER_BYTES} bytes",
             id="500, too long",
         ),
         pytest.param(
-            Response(200, PACKED, (("Content-Encoding", "gzip"),)),
+            HttpResponse(200, PACKED, (("Content-Encoding", "gzip"),)),
             ApiUnavailable,
             "is compressed",
             id="200, compressed",
         ),
-        (DROP, ApiUnavailable, "request to the API server failed"),
-        (Response(raw=b"SSH-2.0-OpenSSH_9.2\r\n"), ApiUnavailable, "request to the API server failed"),
+        (Silence.DROP, ApiUnavailable, "request to the API server failed"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", ApiUnavailable, "request to the API server failed"),
     ],
     ids=str,
 )
 async def test_every_error_response_becomes_a_cluster_error_with_a_message(
-    client: ApiServerClient, server: ApiServerStandIn, response: Response, kind: type[ClusterError], message: str
+    client: ApiServerClient, server: PluginApiServer, response: Answer, kind: type[ClusterError], message: str
 ) -> None:
-    server.fault = lambda request: response
+    server.intercept = lambda request: response
     with pytest.raises(ClusterError, match=message) as raised:
         await client.get_node()
     assert type(raised.value) is kind
-    assert raised.value.retry_after == (7 if response.code == 429 else 0)
-    server.fault = lambda request: None
+    assert raised.value.retry_after == (7 if message.startswith("returned 429") else 0)
+    server.intercept = lambda request: None
     assert (await client.get_node()).labels == {"zone": "a"}  # and the next request is unaffected
 
 
-async def test_response_of_the_maximum_length_is_read(client: ApiServerClient, server: ApiServerStandIn) -> None:
+async def test_response_of_the_maximum_length_is_read(client: ApiServerClient, server: PluginApiServer) -> None:
     node = b'{"metadata": {"labels": {"zone": "b"}}}'
-    server.fault = lambda request: Response(200, node + b" " * (MAX_ANSWER_BYTES - len(node)))
+    server.intercept = lambda request: HttpResponse(200, node + b" " * (MAX_ANSWER_BYTES - len(node)))
     assert (await client.get_node()).labels == {"zone": "b"}
 
 
-async def test_responses_are_requested_uncompressed(client: ApiServerClient, server: ApiServerStandIn) -> None:
+async def test_responses_are_requested_uncompressed(client: ApiServerClient, server: PluginApiServer) -> None:
     await client.get_node()
     await client.patch_labels({})
-    assert [each.encodings for each in server.requests] == ["identity", "identity"]
+    assert [each.http.headers["accept-encoding"] for each in server.log.requests] == ["identity", "identity"]
 
 
-async def test_request_without_a_response_ends_at_its_deadline(server: ApiServerStandIn, tmp_path: Path) -> None:
-    server.fault = lambda request: HANG
+async def test_request_without_a_response_ends_at_its_deadline(server: PluginApiServer, tmp_path: Path) -> None:
+    server.intercept = lambda request: Silence.HANG
     client = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=0.05)
     with pytest.raises(ApiUnavailable, match=r"did not respond within 0\.05 s"):
         await client.get_node()
@@ -257,7 +271,7 @@ async def test_request_without_a_response_ends_at_its_deadline(server: ApiServer
 
 
 async def test_api_server_that_was_down_is_reached_again_later(
-    client: ApiServerClient, server: ApiServerStandIn
+    client: ApiServerClient, server: PluginApiServer
 ) -> None:
     await client.get_node()
     await server.stop()
@@ -267,7 +281,7 @@ async def test_api_server_that_was_down_is_reached_again_later(
     await client.get_node()
 
 
-async def test_replaced_token_is_read_again(client: ApiServerClient, server: ApiServerStandIn, tmp_path: Path) -> None:
+async def test_replaced_token_is_read_again(client: ApiServerClient, server: PluginApiServer, tmp_path: Path) -> None:
     await client.get_node()
     server.token = "better"
     with pytest.raises(ApiUnavailable, match="returned 401"):
@@ -277,7 +291,7 @@ async def test_replaced_token_is_read_again(client: ApiServerClient, server: Api
 
 
 async def test_pod_service_account_uses_its_token_file_and_ca_certificate(
-    server: ApiServerStandIn, tmp_path: Path
+    server: PluginApiServer, tmp_path: Path
 ) -> None:
     account = PodServiceAccount(server.url, tmp_path / "ca.crt", tmp_path / "token")
     (tmp_path / "token").write_text("good\n")
@@ -286,13 +300,17 @@ async def test_pod_service_account_uses_its_token_file_and_ca_certificate(
         ApiUnavailable, match="request to the API server failed"
     ):  # without the authority's certificate no server is trusted
         await client.get_node()
-    assert server.requests == []
+    assert server.log.requests == []
     (tmp_path / "ca.crt").write_text(AUTHORITY)
     await client.get_node()
     server.token = "better"
     (tmp_path / "token").write_text("better\n")  # the kubelet does that before the old token expires
     await client.get_node()
-    assert [each.token for each in server.requests] == ["Bearer good", "Bearer good", "Bearer better"]
+    assert [each.http.headers["authorization"] for each in server.log.requests] == [
+        "Bearer good",
+        "Bearer good",
+        "Bearer better",
+    ]
     await client.close()
 
 
@@ -307,17 +325,17 @@ async def test_pod_service_account_uses_its_token_file_and_ca_certificate(
     ],
 )
 async def test_kubeconfig_that_needs_a_credential_program_is_refused(
-    server: ApiServerStandIn, tmp_path: Path, user: dict[str, Any], message: str
+    server: PluginApiServer, tmp_path: Path, user: dict[str, Any], message: str
 ) -> None:
     client = ApiServerClient(kubeconfig(tmp_path, server.url, **user), "node-1", deadline=20)
     with pytest.raises(ApiUnavailable, match=message):
         await client.get_node()
-    assert server.requests == []
+    assert server.log.requests == []
 
 
 @pytest.mark.parametrize("text", [None, "", "}{", "current-context: nowhere\ncontexts: []\nclusters: []\n", "[1]"])
 async def test_invalid_kubeconfig_is_refused_until_it_is_valid(
-    server: ApiServerStandIn, tmp_path: Path, text: str | None
+    server: PluginApiServer, tmp_path: Path, text: str | None
 ) -> None:
     login = kubeconfig(tmp_path, server.url)
     good = login.path.read_text()

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from plugin.cluster.condition import CONDITION_TYPE
-from tests.cluster.api_server import HANG, ApiServerStandIn, Response, kubeconfig
+from scrubber.emulator.cluster import Answer, HttpResponse, Silence
+from tests.cluster.plugin_server import PluginApiServer, kubeconfig
 from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, allocation, device, snapshot, start
 
 PROGRAM = """
@@ -109,24 +110,24 @@ async def command(directory: Path, environment: dict[str, str], *flags: str) -> 
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ApiServerStandIn]:
-    async with ApiServerStandIn() as running:
+async def server() -> AsyncIterator[PluginApiServer]:
+    async with PluginApiServer() as running:
         running.add_node("node-1")
         yield running
 
 
 @pytest.fixture
-def credentials(server: ApiServerStandIn, short_tmp: Path) -> dict[str, str]:
+def credentials(server: PluginApiServer, short_tmp: Path) -> dict[str, str]:
     return {"KUBECONFIG": str(kubeconfig(short_tmp, server.url).path)}
 
 
-def status(server: ApiServerStandIn) -> str:
+def status(server: PluginApiServer) -> str:
     found = server.condition("node-1", CONDITION_TYPE)
     return "" if found is None else f"{found['status']} {found['reason']}"
 
 
 async def test_plugin_with_credentials_writes_events_and_condition_until_it_stops(
-    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+    server: PluginApiServer, credentials: dict[str, str], short_tmp: Path
 ) -> None:
     out = device(1, advertised=False, state="quarantined", refusal="Device sim-1 is quarantined.")
     async with (
@@ -142,7 +143,7 @@ async def test_plugin_with_credentials_writes_events_and_condition_until_it_stop
 
 
 async def test_environment_variables_choose_the_type_and_the_polarity_of_the_condition(
-    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+    server: PluginApiServer, credentials: dict[str, str], short_tmp: Path
 ) -> None:
     settings = {"SCRUBBER_CONDITION_TYPE": "GpusOutOfService", "SCRUBBER_CONDITION_POLARITY": "bad"}
 
@@ -161,21 +162,21 @@ async def test_environment_variables_choose_the_type_and_the_polarity_of_the_con
 
 
 async def test_node_has_the_taint_while_none_of_its_gpus_is_in_service(
-    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+    server: PluginApiServer, credentials: dict[str, str], short_tmp: Path
 ) -> None:
     taint = {"key": "scrubber.dev/no-gpu-in-service", "effect": "NoSchedule"}
     out = device(0, advertised=False, state="quarantined", refusal="Device sim-0 is quarantined.")
     settings = {"SCRUBBER_TAINT": f"{taint['key']}:NoSchedule"}
     async with FakeService(short_tmp / "s", snapshot(out)), command(short_tmp, credentials | settings) as running:
-        await server.until(lambda: server.nodes["node-1"]["spec"].get("taints") == [taint])
+        await server.until(lambda: server.node("node-1").get("spec", {}).get("taints") == [taint])
         assert (await running.stops())[0] == 0
-    assert server.nodes["node-1"]["spec"]["taints"] == [taint]
+    assert server.node("node-1")["spec"]["taints"] == [taint]
     async with FakeService(short_tmp / "s", snapshot(device(0))), command(short_tmp, credentials | settings):
-        await server.until(lambda: server.nodes["node-1"]["spec"]["taints"] == [])
+        await server.until(lambda: server.node("node-1")["spec"]["taints"] == [])
 
 
 async def test_rolling_update_keeps_the_condition_known_and_its_transition_time(
-    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+    server: PluginApiServer, credentials: dict[str, str], short_tmp: Path
 ) -> None:
     async with (
         FakeKubelet(short_tmp) as kubelet,
@@ -189,8 +190,8 @@ async def test_rolling_update_keeps_the_condition_known_and_its_transition_time(
             await new.next_line("cluster.standby")
             assert (await old.stops())[0] == 0
             await kubelet.new_registration(after=1)
-            await server.until(lambda: len(server.requests_for("patch nodes/status")) == 2)
-            written = [each.body["status"]["conditions"][0] for each in server.requests_for("patch nodes/status")]
+            await server.until(lambda: len(server.log.of("patch nodes/status")) == 2)
+            written = [each.body["status"]["conditions"][0] for each in server.log.of("patch nodes/status")]
             assert [each["reason"] for each in written] == ["AllInService"] * 2
             assert before is not None
             assert written[1]["lastTransitionTime"] == before["lastTransitionTime"]
@@ -201,17 +202,17 @@ async def test_rolling_update_keeps_the_condition_known_and_its_transition_time(
     [("off", "node-1", "--cluster-reporting is off"), ("auto", "", "--node-name")],
 )
 async def test_plugin_without_cluster_writes_sends_no_request_and_imports_no_client(
-    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, cluster: str, node: str, reason: str
+    server: PluginApiServer, credentials: dict[str, str], short_tmp: Path, cluster: str, node: str, reason: str
 ) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, credentials, cluster, node) as it:
         assert reason in (await it.next_line("cluster.not-updated"))["message"]
         await it.next_line("service.instance-changed")
         assert await it.stops() == (0, "")
-    assert server.requests == []
+    assert server.log.requests == []
 
 
 async def test_credentials_in_the_environment_alone_enable_no_cluster_writes(
-    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+    server: PluginApiServer, credentials: dict[str, str], short_tmp: Path
 ) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "SCRUBBER_"))}
     words = ["--kubelet-dir", str(short_tmp), "--socket-dir", str(short_tmp / "s"), "--node-name", "node-1"]
@@ -229,10 +230,10 @@ async def test_credentials_in_the_environment_alone_enable_no_cluster_writes(
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert server.requests == []
+    assert server.log.requests == []
 
 
-async def test_missing_credentials_are_logged_once(server: ApiServerStandIn, short_tmp: Path) -> None:
+async def test_missing_credentials_are_logged_once(server: PluginApiServer, short_tmp: Path) -> None:
     async with FakeService(short_tmp / "s", snapshot(device(0))), plugin(short_tmp, {}) as running:
         assert (await running.next_line("cluster.not-updated"))["level"] == "info"
         await running.next_line("service.instance-changed")
@@ -242,15 +243,15 @@ async def test_missing_credentials_are_logged_once(server: ApiServerStandIn, sho
 
 @pytest.mark.parametrize(
     "response",
-    [HANG, Response(500, b"null"), Response(200, b"<html>"), Response(raw=b"\x00\xff" * 100), None],
+    [Silence.HANG, HttpResponse(500, b"null"), HttpResponse(200, b"<html>"), b"\x00\xff" * 100, None],
     ids=["hangs", "500", "garbage", "no HTTP", "away"],
 )
 async def test_failing_api_server_delays_no_kubelet_call(
-    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path, response: Response | None
+    server: PluginApiServer, credentials: dict[str, str], short_tmp: Path, response: Answer | None
 ) -> None:
     if response is None:
         await server.stop()
-    server.fault = lambda request: response
+    server.intercept = lambda request: response
     async with (
         FakeKubelet(short_tmp) as kubelet,
         FakeService(short_tmp / "s", snapshot(device(0))) as service,
@@ -260,7 +261,7 @@ async def test_failing_api_server_delays_no_kubelet_call(
         if response is None:
             await running.next_line("cluster.write-failed")
         else:
-            await server.until(lambda: bool(server.requests))
+            await server.until(lambda: bool(server.log.requests))
         await registered.plugin.Allocate(allocation("sim-0"), timeout=30)
         await registered.plugin.PreStartContainer(start("sim-0"), timeout=30)
         service.show(snapshot(device(0, advertised=False, refusal="Device sim-0 is quarantined."), version=2))
@@ -272,25 +273,25 @@ async def test_failing_api_server_delays_no_kubelet_call(
 
 
 async def test_label_of_the_node_yields_it_and_every_restart_of_the_service_gets_the_request_again(
-    server: ApiServerStandIn, credentials: dict[str, str], short_tmp: Path
+    server: PluginApiServer, credentials: dict[str, str], short_tmp: Path
 ) -> None:
-    server.allowed = {"watch nodes"}
-    server.relabel("node-1", nvidia_com__gpu_deploy_client="true")
+    server.role = {"watch nodes"}
+    server.set_labels("node-1", {"nvidia.com/gpu.deploy.client": "true"})
     async with (
         FakeService(short_tmp / "s", snapshot(device(0))) as service,
         plugin(short_tmp, credentials, "off", labels="nvidia.com/gpu.deploy.client") as running,
     ):
         await service.bell.until(lambda: service.yields == [""])
-        server.relabel("node-1", nvidia_com__gpu_deploy_client="paused-for-driver-upgrade")
+        server.set_labels("node-1", {"nvidia.com/gpu.deploy.client": "paused-for-driver-upgrade"})
         reason = "node label nvidia.com/gpu.deploy.client is 'paused-for-driver-upgrade'"
         await service.bell.until(lambda: reason in service.yields)
         service.show(snapshot(device(0), epoch="second"))
         await service.bell.until(lambda: service.yields.count(reason) > 1)
-        server.relabel("node-1", nvidia_com__gpu_deploy_client="true")
+        server.set_labels("node-1", {"nvidia.com/gpu.deploy.client": "true"})
         await service.bell.until(lambda: service.yields[-1] == "")
         assert set(service.yields) == {reason, ""}
         assert service.yield_requesters == {"nvidia.com/gpu"}, "one name, and not that of another plugin"
-        assert {each.what for each in server.requests} == {"watch nodes"}
+        assert {each.operation for each in server.log.requests} == {"watch nodes"}
         assert (await running.stops())[0] == 0
 
 

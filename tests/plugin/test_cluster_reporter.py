@@ -22,7 +22,9 @@ from plugin.cluster.view import LABEL_PREFIX, NodeCondition
 from plugin.cluster.writers import WriterTimes
 from plugin.instance_lock import WriterLock
 from scrubber.api import scrubber_pb2 as pb
-from tests.cluster.api_server import DROP, HANG, ApiServerStandIn, Request, Response, failure, kubeconfig
+from scrubber.emulator.cluster import Account, Answer, ApiRequest, HttpResponse, Selection, Silence
+from scrubber.emulator.cluster.resources import BUDGETS, EVENTS
+from tests.cluster.plugin_server import PluginApiServer, failure, kubeconfig
 from tests.plugin_collaborators import DEADLINE, Bell, device, snapshot
 
 QUICK = ClusterReporterTimes(
@@ -76,8 +78,8 @@ def with_notices(*notices: pb.PodNotice) -> pb.Snapshot:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ApiServerStandIn]:
-    async with ApiServerStandIn() as running:
+async def server() -> AsyncIterator[PluginApiServer]:
+    async with PluginApiServer() as running:
         running.add_node("node-1", zone="a")
         yield running
 
@@ -88,7 +90,7 @@ def diary() -> Diary:
 
 
 @pytest.fixture
-def reporting(server: ApiServerStandIn, diary: Diary, tmp_path: Path) -> Callable[..., Any]:
+def reporting(server: PluginApiServer, diary: Diary, tmp_path: Path) -> Callable[..., Any]:
     login = kubeconfig(tmp_path, server.url)
 
     @asynccontextmanager
@@ -118,37 +120,37 @@ def reporting(server: ApiServerStandIn, diary: Diary, tmp_path: Path) -> Callabl
     return start_reporter
 
 
-def status(server: ApiServerStandIn) -> tuple[str, str]:
+def status(server: PluginApiServer) -> tuple[str, str]:
     """Return status and reason of our condition; empty when the node has none."""
     found = server.condition("node-1", CONDITION_TYPE)
     return ("", "") if found is None else (found["status"], found["reason"])
 
 
-def counts(server: ApiServerStandIn) -> dict[str, str]:
-    labels = server.nodes["node-1"]["metadata"]["labels"]
+def counts(server: PluginApiServer) -> dict[str, str]:
+    labels = server.labels("node-1")
     return {name.removeprefix(LABEL_PREFIX): value for name, value in labels.items() if name.startswith(LABEL_PREFIX)}
 
 
-def reasons(server: ApiServerStandIn) -> list[tuple[str, str, int]]:
+def reasons(server: PluginApiServer) -> list[tuple[str, str, int]]:
     """Return object name, reason and count of all events."""
-    return [(each["involvedObject"]["name"], each["reason"], each["count"]) for each in server.events.values()]
+    return [(each["involvedObject"]["name"], each["reason"], each["count"]) for each in server.events]
 
 
 # --- current state ---------------------------------------------------------------------------------------------------
 
 
 async def test_healthy_node_gets_condition_and_labels_and_no_event(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     async with reporting() as reporter:
         reporter.on_snapshot(snapshot(GOOD, device(1, state="in-use")))
         await server.until(lambda: status(server) == ("True", "AllInService") and bool(counts(server)))
         assert counts(server) == {"clean": "1", "dirty": "1", "quarantined": "0"}
-    assert server.events == {}
+    assert server.events == []
 
 
 async def test_device_that_leaves_service_and_returns_changes_condition_labels_and_events(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     async with reporting() as reporter:
         reporter.on_snapshot(snapshot(GOOD))
@@ -156,7 +158,7 @@ async def test_device_that_leaves_service_and_returns_changes_condition_labels_a
         reporter.on_snapshot(snapshot(BAD))
         await server.until(lambda: status(server)[0] == "False" and len(server.events) == 1)
         await server.until(lambda: counts(server) == {"clean": "0", "dirty": "0", "quarantined": "1"})
-        (written,) = server.events.values()
+        (written,) = server.events
         assert written["message"] == BAD.refusal
         reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True" and len(server.events) == 2)
@@ -164,7 +166,7 @@ async def test_device_that_leaves_service_and_returns_changes_condition_labels_a
 
 
 async def test_service_outage_makes_the_condition_unknown_and_no_device_clean(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     async with reporting() as reporter:
         reporter.on_snapshot(snapshot(GOOD))
@@ -175,7 +177,7 @@ async def test_service_outage_makes_the_condition_unknown_and_no_device_clean(
 
 
 async def test_service_that_never_connected_is_reported_as_away_after_a_while(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     async with reporting(replace(QUICK, first_snapshot=0.01)):
         await server.until(lambda: status(server) == ("Unknown", "ScrubServiceUnavailable"))
@@ -183,7 +185,7 @@ async def test_service_that_never_connected_is_reported_as_away_after_a_while(
 
 
 async def test_unready_service_does_not_replace_the_service_away_condition(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     async with reporting() as reporter:
         reporter.on_snapshot(snapshot(GOOD))
@@ -194,7 +196,7 @@ async def test_unready_service_does_not_replace_the_service_away_condition(
 
 
 async def test_service_that_is_only_starting_is_not_reported_as_away_at_once(
-    server: ApiServerStandIn, reporting: Callable[..., Any], tmp_path: Path
+    server: PluginApiServer, reporting: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     other = ApiServerClient(kubeconfig(tmp_path / "other", server.url), "node-1", deadline=20)
@@ -204,14 +206,14 @@ async def test_service_that_is_only_starting_is_not_reported_as_away_at_once(
             await other.get_node()
         reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True")
-        assert [
-            each.body["status"]["conditions"][0]["status"] for each in server.requests_for("patch nodes/status")
-        ] == ["True"]
+        assert [each.body["status"]["conditions"][0]["status"] for each in server.log.of("patch nodes/status")] == [
+            "True"
+        ]
     await other.close()
 
 
 async def test_stopped_plugin_sets_the_condition_to_unknown(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     async with reporting() as reporter:
         reporter.on_snapshot(snapshot(GOOD))
@@ -220,38 +222,41 @@ async def test_stopped_plugin_sets_the_condition_to_unknown(
 
 
 async def test_restarted_plugin_creates_no_second_event_for_the_same_problem(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     for permission in ("create events", "patch events"):
         async with reporting() as reporter:
             reporter.on_snapshot(snapshot(BAD))
-            await server.until(lambda permission=permission: bool(server.requests_for(permission)))  # type: ignore[misc]
+            await server.until(lambda permission=permission: bool(server.log.of(permission)))  # type: ignore[misc]
     assert reasons(server) == [("node-1", "GpuOutOfService", 1)]
 
 
 async def test_event_for_a_pod_is_written_in_its_namespace_only(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     async with reporting() as reporter:
         reporter.on_snapshot(with_notices(noticed()))
         await server.until(lambda: len(server.events) == 1 and status(server)[0] == "True")
-    ((namespace, _), written), *others = server.events.items()
-    assert not others
-    assert (namespace, written["message"], written["reason"]) == ("team-a", "train-0 waits.", "GpuHandOverRefused")
-    elsewhere = [each.body for each in server.requests if "namespaces/team-a" not in each.path]
+    (written,) = server.events
+    assert (written["metadata"]["namespace"], written["message"], written["reason"]) == (
+        "team-a",
+        "train-0 waits.",
+        "GpuHandOverRefused",
+    )
+    elsewhere = [each.body for each in server.log.requests if each.namespace != "team-a"]
     assert "train-0" not in str(elsewhere)
 
 
 # --- two instances, as in a rolling update ---------------------------------------------------------------------------
 
 
-def condition_reasons(server: ApiServerStandIn) -> list[str]:
+def condition_reasons(server: PluginApiServer) -> list[str]:
     """Return the reason in each write of our condition, in order."""
-    return [each.body["status"]["conditions"][0]["reason"] for each in server.requests_for("patch nodes/status")]
+    return [each.body["status"]["conditions"][0]["reason"] for each in server.log.of("patch nodes/status")]
 
 
 async def test_instance_with_a_successor_leaves_the_condition_unchanged(
-    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary
+    server: PluginApiServer, reporting: Callable[..., Any], diary: Diary
 ) -> None:
     async with AsyncExitStack() as after:
         async with reporting() as old:
@@ -272,7 +277,7 @@ async def test_instance_with_a_successor_leaves_the_condition_unchanged(
 
 
 async def test_successor_counts_before_it_has_reached_service_or_api_server(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     slow = threading.Event()
 
@@ -290,16 +295,16 @@ async def test_successor_counts_before_it_has_reached_service_or_api_server(
 
 
 async def test_standby_instance_writes_nothing_and_evicts_no_pod(
-    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary, tmp_path: Path
+    server: PluginApiServer, reporting: Callable[..., Any], diary: Diary, tmp_path: Path
 ) -> None:
-    server.allowed.add("create pods/eviction")
-    server.pods = {("team-a", "train-0"): "uid-of-train-0"}
+    server.role |= {"create pods/eviction"}
+    server.add_pod("team-a", "train-0", "uid-of-train-0")
     (tmp_path / "other").mkdir()
     other = ApiServerClient(kubeconfig(tmp_path / "other", server.url), "node-1", deadline=20)
     async with reporting() as old:
         old.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True" and bool(counts(server)))
-        request_count = len(server.requests)
+        request_count = len(server.log.requests)
         async with reporting() as new:
             both = snapshot(BAD)
             both.notices.append(noticed(evict=True))
@@ -307,7 +312,7 @@ async def test_standby_instance_writes_nothing_and_evicts_no_pod(
             await diary.bell.until(lambda: bool(diary.logged("cluster.standby")))
             for _ in range(30):  # long enough, by the server's own clock, to have written it
                 await other.get_node()
-        assert {each.what for each in server.requests[request_count:]} == {"get nodes"}
+        assert {each.operation for each in server.log.requests[request_count:]} == {"get nodes"}
         assert len(diary.logged("cluster.standby")) == 1
     await other.close()
     # The standby instance ended before: none is left.
@@ -315,7 +320,7 @@ async def test_standby_instance_writes_nothing_and_evicts_no_pod(
 
 
 async def test_every_instance_writes_and_reports_its_stop_where_no_lock_can_be_created(
-    server: ApiServerStandIn, reporting: Callable[..., Any], tmp_path: Path
+    server: PluginApiServer, reporting: Callable[..., Any], tmp_path: Path
 ) -> None:
     async with reporting(locks=tmp_path / "missing") as old, reporting(locks=tmp_path / "missing") as new:
         for each in (old, new):
@@ -356,10 +361,11 @@ def test_instance_whose_lock_file_was_removed_detects_the_instance_that_locked_t
 
 
 async def test_pod_that_the_policy_evicts_is_evicted_once(
-    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary
+    server: PluginApiServer, reporting: Callable[..., Any], diary: Diary
 ) -> None:
-    server.allowed.add("create pods/eviction")
-    server.pods = {("team-a", "train-0"): "uid-of-train-0", ("team-a", "other"): "uid-of-other"}
+    server.role |= {"create pods/eviction"}
+    server.add_pod("team-a", "train-0", "uid-of-train-0")
+    server.add_pod("team-a", "other", "uid-of-other")
     async with reporting() as reporter:
         reporter.on_snapshot(with_notices(noticed(evict=True), noticed(pod="other")))
         await diary.bell.until(lambda: bool(diary.logged("pod.evicted")))
@@ -367,57 +373,58 @@ async def test_pod_that_the_policy_evicts_is_evicted_once(
         reporter.on_snapshot(snapshot(BAD))
         await server.until(lambda: status(server)[0] == "False")
     assert server.evicted == ["uid-of-train-0"]
-    assert len(server.requests_for("create pods/eviction")) == 1
+    assert len(server.log.of("create pods/eviction")) == 1
     assert len(diary.logged("pod.evicted", tenant="team-a", pod="train-0")) == 1
 
 
-async def test_eviction_waits_for_a_disruption_budget(server: ApiServerStandIn, reporting: Callable[..., Any]) -> None:
-    server.allowed.add("create pods/eviction")
-    server.pods = {("team-a", "train-0"): "uid-of-train-0"}
-    server.guarded = {"uid-of-train-0"}
+async def test_eviction_waits_for_a_disruption_budget(server: PluginApiServer, reporting: Callable[..., Any]) -> None:
+    server.role |= {"create pods/eviction"}
+    server.add_pod("team-a", "train-0", "uid-of-train-0")
+    server.api.create(BUDGETS, {"metadata": {"name": "all", "namespace": "team-a"}, "spec": {"selector": {}}})
     async with reporting(replace(QUICK, writers=replace(QUICK.writers, retry=0.01))) as reporter:
         reporter.on_snapshot(with_notices(noticed(evict=True)))
-        await server.until(lambda: len(server.requests_for("create pods/eviction")) >= 3)
+        await server.until(lambda: len(server.log.of("create pods/eviction")) >= 3)
         assert server.evicted == []
-        server.guarded.clear()
+        server.api.delete(BUDGETS, "all", "team-a")
         await server.until(lambda: bool(server.evicted))
 
 
 async def test_pod_that_starts_while_its_eviction_is_queued_is_not_evicted(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
-    server.allowed.add("create pods/eviction")
-    server.pods = {("team-a", "train-0"): "uid-of-train-0"}
+    server.role |= {"create pods/eviction"}
+    server.add_pod("team-a", "train-0", "uid-of-train-0")
     slow = [True]
-    server.fault = lambda request: HANG if slow[0] else None
+    server.intercept = lambda request: Silence.HANG if slow[0] else None
     async with reporting() as reporter:
         reporter.on_snapshot(with_notices(noticed(evict=True)))
-        await server.until(lambda: bool(server.requests))  # all others wait for their turn behind it
+        await server.until(lambda: bool(server.log.requests))  # all others wait for their turn behind it
         reporter.on_snapshot(snapshot(BAD))  # which no longer contains the pod
         slow[0] = False
         await server.stop()  # which ends the unanswered request
         await server.start()
         await server.until(lambda: status(server)[0] == "False" and bool(counts(server)))
         await server.until(lambda: any(reason == "GpuOutOfService" for _, reason, _ in reasons(server)))
-    assert server.requests_for("create pods/eviction") == []
+    assert server.log.of("create pods/eviction") == []
 
 
 async def test_pod_whose_eviction_is_refused_does_not_block_the_eviction_of_another(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
-    server.allowed.add("create pods/eviction")
-    server.pods = {("team-a", f"train-{number}"): f"uid-of-train-{number}" for number in range(2)}
+    server.role |= {"create pods/eviction"}
+    for number in range(2):
+        server.add_pod("team-a", f"train-{number}", f"uid-of-train-{number}")
     refusal = failure(403, "Forbidden", "the namespace is being terminated")
-    server.fault = lambda request: refusal if "train-0/eviction" in request.path else None
+    server.intercept = lambda request: refusal if request.name == "train-0" else None
     async with reporting() as reporter:
         reporter.on_snapshot(with_notices(noticed(evict=True), noticed(evict=True, pod="train-1")))
         await server.until(lambda: server.evicted == ["uid-of-train-1"])
 
 
 async def test_missing_eviction_permission_is_logged_once_and_other_writes_continue(
-    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary
+    server: PluginApiServer, reporting: Callable[..., Any], diary: Diary
 ) -> None:
-    server.pods = {("team-a", "train-0"): "uid-of-train-0"}
+    server.add_pod("team-a", "train-0", "uid-of-train-0")
     async with reporting() as reporter:
         reporter.on_snapshot(with_notices(noticed(evict=True)))
         await diary.bell.until(lambda: bool(diary.logged("eviction.refused", pod="train-0")))
@@ -428,7 +435,7 @@ async def test_missing_eviction_permission_is_logged_once_and_other_writes_conti
             reporter.on_snapshot(both)
             await server.until(lambda state=state: status(server)[0] == state)  # type: ignore[misc]
     assert server.evicted == []
-    assert len(server.requests_for("create pods/eviction")) == 1
+    assert len(server.log.of("create pods/eviction")) == 1
     assert len(diary.logged("eviction.refused")) == 1
 
 
@@ -442,22 +449,22 @@ async def test_missing_eviction_permission_is_logged_once_and_other_writes_conti
         failure(429, "TooManyRequests", after=0),
         failure(500, "InternalError"),
         failure(409, "Conflict"),
-        Response(200, b"{]"),
-        Response(503, b"<html>", (("Content-Type", "text/html"),)),
-        DROP,
+        HttpResponse(200, b"{]"),
+        HttpResponse(503, b"<html>", content_type="text/html"),
+        Silence.DROP,
     ],
     ids=str,
 )
 async def test_failed_writes_are_retried_until_condition_labels_and_events_are_written(
-    server: ApiServerStandIn, reporting: Callable[..., Any], response: Response
+    server: PluginApiServer, reporting: Callable[..., Any], response: Answer
 ) -> None:
     faults = {"get nodes": 2, "patch nodes/status": 2, "patch nodes": 2, "create events": 2}
 
-    def fault(request: Request) -> Response | None:
-        faults[request.what] = faults.get(request.what, 0) - 1
-        return response if faults[request.what] >= 0 else None
+    def fault(request: ApiRequest) -> Answer | None:
+        faults[request.operation] = faults.get(request.operation, 0) - 1
+        return response if faults[request.operation] >= 0 else None
 
-    server.fault = fault
+    server.intercept = fault
     async with reporting(replace(QUICK, events=replace(QUICK.events, refused_retry=0.01))) as reporter:
         reporter.on_snapshot(snapshot(BAD))
         await server.until(lambda: status(server)[0] == "False" and counts(server).get("quarantined") == "1")
@@ -465,18 +472,18 @@ async def test_failed_writes_are_retried_until_condition_labels_and_events_are_w
 
 
 async def test_one_missing_permission_does_not_block_other_writes(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     for missing in ("patch nodes/status", "patch nodes", "create events"):
-        server.allowed = {"get nodes", "patch nodes", "patch nodes/status", "create events"} - {missing}
+        server.role = {"get nodes", "patch nodes", "patch nodes/status", "create events"} - {missing}
         server.add_node("node-1")
-        server.events.clear()
-        request = len(server.requests)
+        server.api.delete_collection(EVENTS, Selection())
+        request = len(server.log.requests)
         async with reporting() as reporter:
             reporter.on_snapshot(snapshot(BAD))
             await server.until(
                 lambda missing=missing, request=request: (  # type: ignore[misc]
-                    any(each.what == missing for each in server.requests[request:])
+                    any(each.operation == missing for each in server.log.requests[request:])
                     and (missing == "patch nodes/status" or status(server)[0] == "False")
                     and (missing == "patch nodes" or counts(server).get("quarantined") == "1")
                     and (missing == "create events" or len(server.events) == 1)
@@ -485,7 +492,7 @@ async def test_one_missing_permission_does_not_block_other_writes(
 
 
 async def test_current_state_and_not_the_missed_changes_is_written_after_an_outage(
-    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary
+    server: PluginApiServer, reporting: Callable[..., Any], diary: Diary
 ) -> None:
     async with reporting() as reporter:
         reporter.on_snapshot(snapshot(GOOD))
@@ -496,58 +503,58 @@ async def test_current_state_and_not_the_missed_changes_is_written_after_an_outa
             await asyncio.sleep(0)
         await diary.bell.until(lambda: bool(diary.logged("cluster.write-failed", kind="condition")))
         reporter.on_snapshot(snapshot(GOOD, device(1, advertised=False, state="condemned", refusal="It is condemned.")))
-        server.fault = lambda request: failure(503, "ServiceUnavailable")
+        server.intercept = lambda request: failure(503, "ServiceUnavailable")
         await server.start()
-        before = len(server.requests)
-        await server.until(lambda: len(server.requests) >= before + 4)  # every change was attempted, none written
-        server.fault = lambda request: None
-        before = len(server.requests)
+        before = len(server.log.requests)
+        await server.until(lambda: len(server.log.requests) >= before + 4)  # every change was attempted, none written
+        server.intercept = lambda request: None
+        before = len(server.log.requests)
         await server.until(lambda: status(server)[0] == "False" and len(server.events) == 1)
         await server.until(lambda: counts(server) == {"clean": "1", "dirty": "0", "quarantined": "1"})
         assert reasons(server) == [("node-1", "GpuCondemned", 1)]
-        assert len(server.requests) - before <= 8
+        assert len(server.log.requests) - before <= 8
         await diary.bell.until(lambda: bool(diary.logged("cluster.write-succeeded", kind="condition")))
 
 
-async def test_removed_labels_are_restored(server: ApiServerStandIn, reporting: Callable[..., Any]) -> None:
+async def test_removed_labels_are_restored(server: PluginApiServer, reporting: Callable[..., Any]) -> None:
     async with reporting(replace(QUICK, writers=replace(QUICK.writers, heartbeat=0.01))) as reporter:
         reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: bool(counts(server)))
-        server.nodes["node-1"]["metadata"]["labels"].clear()
+        server.set_labels("node-1", dict.fromkeys(server.labels("node-1")))
         await server.until(lambda: counts(server) == {"clean": "1", "dirty": "0", "quarantined": "0"})
 
 
 async def test_failing_api_server_is_not_called_again_for_a_while(
-    server: ApiServerStandIn, reporting: Callable[..., Any], tmp_path: Path
+    server: PluginApiServer, reporting: Callable[..., Any], tmp_path: Path
 ) -> None:
-    server.fault = lambda request: failure(500, "InternalError") if request.token == "Bearer good" else None
+    server.intercept = lambda request: failure(500, "InternalError") if request.account == "plugin" else None
     async with reporting(replace(QUICK, shutdown=0.05, backoff=BackoffTimes(first=60, max=60))) as reporter:
         reporter.on_snapshot(snapshot(BAD))
-        await server.until(lambda: len(server.requests) == 3)  # the condition, the labels, the event
-        server.token = "mine"
+        await server.until(lambda: len(server.log.requests) == 3)  # the condition, the labels, the event
+        server.add_account(Account("other"), "mine")
         (tmp_path / "other").mkdir()
         other = ApiServerClient(kubeconfig(tmp_path / "other", server.url, token="mine"), "node-1", deadline=20)
         for number in range(30):  # long enough, by the server's own clock, for a hundred more
             reporter.on_snapshot(snapshot(BAD if number % 2 else GOOD))
             await other.get_node()
         await other.close()
-    assert [each.what for each in server.requests if each.token == "Bearer good"] == [
+    assert [each.operation for each in server.log.requests if each.account == "plugin"] == [
         *("get nodes", "patch nodes", "create events")
     ]
 
 
 async def test_occasional_failures_do_not_lengthen_the_backoff(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     odd = [True]
 
-    def fault(request: Request) -> Response | None:
-        if request.what != "patch nodes/status":
+    def fault(request: ApiRequest) -> Answer | None:
+        if request.operation != "patch nodes/status":
             return None
         odd[0] = not odd[0]
         return failure(503, "ServiceUnavailable") if odd[0] else None
 
-    server.fault = fault
+    server.intercept = fault
     async with reporting(replace(QUICK, backoff=BackoffTimes(first=0.01, max=DEADLINE * 100))) as reporter:
         for number in range(14):  # doubled each time, the last pause would exceed the test's timeout
             reporter.on_snapshot(snapshot(BAD if number % 2 else GOOD))
@@ -555,29 +562,29 @@ async def test_occasional_failures_do_not_lengthen_the_backoff(
 
 
 async def test_unresponsive_api_server_blocks_no_snapshot_and_queues_no_requests(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
-    server.fault = lambda request: HANG
+    server.intercept = lambda request: Silence.HANG
     async with asyncio.timeout(DEADLINE), reporting(replace(QUICK, shutdown=0.05)) as reporter:
         reporter.on_snapshot(snapshot(GOOD))
-        await server.until(lambda: bool(server.requests))
+        await server.until(lambda: bool(server.log.requests))
         for _ in range(10_000):
             reporter.on_snapshot(snapshot(BAD))
-    assert len(server.requests) == 1  # one request at a time, and none is queued to be sent later
+    assert len(server.log.requests) == 1  # one request at a time, and none is queued to be sent later
 
 
 async def test_final_condition_write_is_cut_short_if_the_api_server_does_not_answer(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     async with asyncio.timeout(DEADLINE), reporting(replace(QUICK, shutdown=0.05)) as reporter:
         reporter.on_snapshot(snapshot(GOOD))
         await server.until(lambda: status(server)[0] == "True" and bool(counts(server)))
-        server.fault = lambda request: HANG
+        server.intercept = lambda request: Silence.HANG
     assert status(server)[0] == "True"
 
 
 async def test_burst_of_changes_does_not_cause_a_burst_of_writes(
-    server: ApiServerStandIn, reporting: Callable[..., Any]
+    server: PluginApiServer, reporting: Callable[..., Any]
 ) -> None:
     times = replace(QUICK, writers=WriterTimes(), events=EventDiffTimes())
     async with reporting(times) as reporter:
@@ -588,7 +595,7 @@ async def test_burst_of_changes_does_not_cause_a_burst_of_writes(
             await asyncio.sleep(0)
         reporter.on_snapshot(snapshot(BAD, with_index(1)))
         await server.until(lambda: len(server.events) >= 1)
-    writes = [each.what for each in server.requests if each.what not in ("get nodes", "create events")]
+    writes = [each.operation for each in server.log.requests if each.operation not in ("get nodes", "create events")]
     assert writes.count("patch nodes") == 1
     assert writes.count("patch nodes/status") == 2  # the first write and the last
     assert len(server.events) <= 2
@@ -619,7 +626,7 @@ class Stumbling:
 
 
 async def test_unexpected_error_is_logged_and_the_reporter_restarts(
-    server: ApiServerStandIn, reporting: Callable[..., Any], diary: Diary, tmp_path: Path
+    server: PluginApiServer, reporting: Callable[..., Any], diary: Diary, tmp_path: Path
 ) -> None:
     behind = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20)
     async with reporting(connect=lambda: Stumbling(behind)) as reporter:

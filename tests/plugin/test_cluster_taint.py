@@ -17,7 +17,8 @@ from plugin.cluster.view import ClusterDevice, ClusterView, DeviceServiceStatus
 from plugin.cluster.writers import TaintWriter, WriterTimes
 from plugin.main import PluginSettings, run
 from scrubber.domain.errors import InvalidConfiguration
-from tests.cluster.api_server import ApiServerStandIn, kubeconfig
+from scrubber.emulator.cluster.resources import NODES
+from tests.cluster.plugin_server import PluginApiServer, kubeconfig
 
 TAINT = NodeTaint("scrubber.dev/no-gpu-in-service", "", TaintEffect.NO_SCHEDULE)
 OTHER = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule", "timeAdded": "2031-05-06T07:08:09Z"}
@@ -186,13 +187,14 @@ async def test_failed_write_of_the_taint_is_due_again(error: Exception) -> None:
 
 
 async def test_replaced_taints_keep_other_clients_taints_and_refuse_a_stale_node(tmp_path: Path) -> None:
-    async with ApiServerStandIn() as server:
-        server.add_node("node-1", zone="a")["spec"]["taints"] = [OTHER]
+    async with PluginApiServer() as server:
+        server.add_node("node-1", zone="a")
+        server.api.patch(NODES, "node-1", {"spec": {"taints": [OTHER]}})
         client = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20)
         node = await client.get_node()
         await client.replace_taints([*node.taints, TAINT.to_api()], node.resource_version)
-        assert server.nodes["node-1"]["spec"]["taints"] == [OTHER, {"key": TAINT.key, "effect": "NoSchedule"}]
-        assert server.nodes["node-1"]["metadata"]["labels"] == {"zone": "a"}
+        assert server.node("node-1")["spec"]["taints"] == [OTHER, {"key": TAINT.key, "effect": "NoSchedule"}]
+        assert server.labels("node-1") == {"zone": "a"}
         with pytest.raises(ApiConflict):
             await client.replace_taints([], node.resource_version)
         assert (await client.get_node()).taints == (OTHER, TAINT.to_api())

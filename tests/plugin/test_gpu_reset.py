@@ -19,7 +19,8 @@ from plugin.main import PluginSettings, run
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.client import PluginClient
 from scrubber.domain.errors import InvalidConfiguration
-from tests.cluster.api_server import RESETS_GPUS, ApiServerStandIn, failure, kubeconfig
+from tests.cluster.gpu_resets import FINALIZER, GPU_RESETS
+from tests.cluster.plugin_server import RESETS_GPUS, PluginApiServer, failure, kubeconfig
 from tests.plugin.test_agent_pause import QUICK
 from tests.plugin.test_cluster_reporter import Diary
 from tests.plugin_collaborators import FakeService, device, snapshot
@@ -60,7 +61,7 @@ async def test_gpu_reset_without_access_to_the_api_server_is_refused_at_start(
 class Stage:
     """An API server with NVSentinel's kind of object, a service, and instances of the component."""
 
-    def __init__(self, server: ApiServerStandIn, service: FakeService, directory: Path) -> None:
+    def __init__(self, server: PluginApiServer, service: FakeService, directory: Path) -> None:
         self.server = server
         self.service = service
         self.diary = Diary()
@@ -68,8 +69,15 @@ class Stage:
 
     @property
     def known(self) -> dict[str, Any]:
-        assert self.server.gpu_resets is not None
-        return self.server.gpu_resets
+        return {each["metadata"]["name"]: each for each in self.server.api.store.items(GPU_RESETS)}
+
+    def add(self, name: str, node: str, labels: dict[str, str]) -> None:
+        """Add an object for a reset of a node."""
+        self.server.api.create(GPU_RESETS, {"metadata": {"name": name, "labels": labels}, "spec": {"nodeName": node}})
+
+    def report(self, status: dict[str, Any]) -> None:
+        """Write the status of the pause's request."""
+        self.server.api.patch(GPU_RESETS, "pause-1", {"status": status}, subresource="status")
 
     @asynccontextmanager
     async def instance(self, *, gpu_reset: bool = True) -> AsyncIterator[None]:
@@ -118,23 +126,24 @@ class Stage:
 
 @pytest.fixture
 async def stage(short_tmp: Path) -> AsyncIterator[Stage]:
-    async with ApiServerStandIn() as server, FakeService(short_tmp / "s", snapshot(device(0))) as service:
+    async with PluginApiServer() as server, FakeService(short_tmp / "s", snapshot(device(0))) as service:
         server.add_node("node-1")
-        server.allowed |= RESETS_GPUS
-        server.gpu_resets = {}
+        server.role |= RESETS_GPUS
+        server.api.install(GPU_RESETS)
         yield Stage(server, service, short_tmp)
 
 
 async def test_way_is_offered_while_the_cluster_has_that_kind_of_object_and_withdrawn_when_it_is_gone(
     stage: Stage,
 ) -> None:
-    stage.server.gpu_resets = None
+    stage.server.api.uninstall(GPU_RESETS)
     async with stage.instance():
-        await stage.server.until(lambda: len(stage.server.requests_for("list gpuresets")) > 1)
+        unknown = "get /apis/janitor.dgxc.nvidia.com/v1alpha1/gpuresets"
+        await stage.server.until(lambda: len(stage.server.log.of(unknown)) > 1)
         assert stage.offers() == []
-        stage.server.gpu_resets = {}
+        stage.server.api.install(GPU_RESETS)
         await stage.service.bell.until(lambda: stage.offers() == ["gpu-reset"])
-        stage.server.gpu_resets = None
+        stage.server.api.uninstall(GPU_RESETS)
         await stage.service.bell.until(lambda: stage.offers() == [])
     assert len(stage.service.pause_reports) == 3
 
@@ -142,7 +151,7 @@ async def test_way_is_offered_while_the_cluster_has_that_kind_of_object_and_with
 async def test_role_that_does_not_allow_it_withdraws_the_offer(stage: Stage) -> None:
     async with stage.instance():
         await stage.service.bell.until(lambda: bool(stage.service.pause_reports) and stage.offers() == ["gpu-reset"])
-        stage.server.allowed -= RESETS_GPUS
+        stage.server.role -= RESETS_GPUS
         await stage.service.bell.until(lambda: stage.offers() == [])
 
 
@@ -158,20 +167,20 @@ async def test_nothing_is_requested_before_the_service_has_closed_the_driver(sta
         wish = await stage.created()
     assert wish["spec"] == {"nodeName": "node-1", "selector": {"uuids": ["GPU-a", "GPU-b"]}}
     assert wish["metadata"]["labels"] == OWN
-    assert [each.body["metadata"]["name"] for each in stage.server.requests_for("create gpuresets")] == ["pause-1"]
+    assert [each.body["metadata"]["name"] for each in stage.server.log.of("create gpuresets")] == ["pause-1"]
 
 
 async def test_result_is_reported_and_the_object_deleted_before_the_pause_is_over(stage: Stage) -> None:
-    held = True
-    stage.server.finalized = lambda name: not held
     async with stage.instance():
         stage.service.show_pause(PAUSE)
-        (await stage.created())["status"] = DONE | complete("GPUResetSucceeded", "one\nline")
+        await stage.created()
+        stage.server.api.patch(GPU_RESETS, "pause-1", {"metadata": {"finalizers": [FINALIZER]}})
+        stage.report(DONE | complete("GPUResetSucceeded", "one\nline"))
         assert (await stage.reported("reset")).message == "NVSentinel: GPUResetSucceeded: one line"
         stage.service.show_pause(None)
-        await stage.server.until(lambda: len(stage.server.requests_for("delete gpuresets")) > 1)
+        await stage.server.until(lambda: len(stage.server.log.of("delete gpuresets")) > 1)
         assert "restored" not in stage.service.pause_states()
-        held = False
+        stage.server.api.patch(GPU_RESETS, "pause-1", {"metadata": {"finalizers": []}})
         await stage.reported("restored")
         assert stage.known == {}
 
@@ -179,17 +188,18 @@ async def test_result_is_reported_and_the_object_deleted_before_the_pause_is_ove
 async def test_instance_that_follows_one_that_died_does_not_request_the_reset_again(stage: Stage) -> None:
     async with stage.instance():
         stage.service.show_pause(PAUSE)
-        wish = await stage.created()
+        await stage.created()
     async with stage.instance():
-        wish["status"] = DONE | complete("GPUResetSucceeded")
+        stage.report(DONE | complete("GPUResetSucceeded"))
         await stage.reported("reset")
-    assert len(stage.server.requests_for("create gpuresets")) == 1
+    assert len(stage.server.log.of("create gpuresets")) == 1
 
 
 async def test_status_of_another_client_that_is_malformed_is_no_success(stage: Stage) -> None:
     async with stage.instance():
         stage.service.show_pause(PAUSE)
-        (await stage.created())["status"] = {"conditions": "nonsense", **DONE}
+        await stage.created()
+        stage.report({"conditions": "nonsense", **DONE})
         await stage.service.bell.until(lambda: any("invalid" in each.message for each in stage.service.pause_reports))
         assert {"reset", "failed"}.isdisjoint(stage.service.pause_states())
         stage.service.show_pause(None)
@@ -199,22 +209,19 @@ async def test_status_of_another_client_that_is_malformed_is_no_success(stage: S
 async def test_request_of_this_node_that_no_pause_exists_for_is_deleted_and_those_of_others_are_left(
     stage: Stage,
 ) -> None:
-    def wish(node: str, labels: dict[str, str]) -> dict[str, Any]:
-        return {"metadata": {"name": node, "labels": labels}, "spec": {"nodeName": node}}
-
-    stage.known["late"] = wish("node-1", OWN) | {"metadata": {"name": "late", "labels": OWN}}
-    stage.known["other-node"] = wish("node-2", OWN)
-    stage.known["other-client"] = wish("node-1", {})
+    stage.add("late", "node-1", OWN)
+    stage.add("other-node", "node-2", OWN)
+    stage.add("other-client", "node-1", {})
     async with stage.instance():
         await stage.server.until(lambda: "late" not in stage.known)
-        await stage.server.until(lambda: len(stage.server.requests_for("list gpuresets")) > 2)
+        await stage.server.until(lambda: len(stage.server.log.of("list gpuresets")) > 2)
     assert sorted(stage.known) == ["other-client", "other-node"]
     assert len(stage.diary.logged("gpu-reset.left-over")) == 1
 
 
 async def test_object_that_may_not_be_deleted_is_named_and_does_not_keep_the_node(stage: Stage) -> None:
-    stage.server.fault = lambda request: (
-        failure(403, "Forbidden", "gpuresets is forbidden") if request.what == "delete gpuresets" else None
+    stage.server.intercept = lambda request: (
+        failure(403, "Forbidden", "gpuresets is forbidden") if request.operation == "delete gpuresets" else None
     )
     async with stage.instance():
         stage.service.show_pause(PAUSE)
@@ -226,7 +233,7 @@ async def test_object_that_may_not_be_deleted_is_named_and_does_not_keep_the_nod
 async def test_plugin_without_the_setting_refuses_a_reset_and_removes_what_an_earlier_one_requested(
     stage: Stage,
 ) -> None:
-    stage.known["pause-1"] = {"metadata": {"name": "pause-1", "labels": OWN}, "spec": {"nodeName": "node-1"}}
+    stage.add("pause-1", "node-1", OWN)
     async with stage.instance(gpu_reset=False):
         stage.service.show_pause(PAUSE)
         assert "does not offer the way 'gpu-reset'" in (await stage.reported("failed")).message

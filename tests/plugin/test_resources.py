@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plugin.amd import AmdNaming
 from plugin.kubelet.devices import AdvertisedDevice, ServiceVerdict
 from plugin.kubelet.resources import AdvertisedLists, AdvertisedResources, MigStrategy, ResourceLayout
 from plugin.logs import create_logger
 from scrubber.domain.device import Access, AccessKind
-from tests.gpus import gpu, instance
+from tests.gpus import gpu, instance, nodes
 
 SIM = AdvertisedDevice(
     "sim-0", "0", ServiceVerdict.ADVERTISED, True, access=(Access(AccessKind.MOUNT, "/sim/0", "/dev/simgpu0"),)
@@ -207,3 +208,47 @@ async def test_devices_left_out_are_logged_once() -> None:
     for _ in range(3):
         await resources.update((gpu(0), instance(1, 0)), "epoch")
     assert [each["event"] for each in events(lines)] == ["node.partially-advertised"]
+
+
+# --- AMD GPUs ---------------------------------------------------------------------------------------------------------
+
+
+def amd(number: int, part: int | None = None, profile: str = "cpx_nps1", **facts: Any) -> AdvertisedDevice:
+    """Return an AMD GPU, or partition ``part`` of it."""
+    index = str(number) if part is None else f"{number}:{part}"
+    facts.setdefault("verdict", ServiceVerdict.ADVERTISED)
+    return AdvertisedDevice(
+        f"0000:{number:02x}:00.0" if not part else f"amdgpu_xcp_{number}{part}",
+        index,
+        healthy=facts["verdict"] is ServiceVerdict.ADVERTISED,
+        parent="" if part is None else f"GPU-{number}",
+        profile="" if part is None else profile,
+        access=nodes("kfd", f"dri/renderD{128 + number}"),
+        **facts,
+    )
+
+
+def amd_arranged(naming: AmdNaming, *offers: AdvertisedDevice, resource: str = "") -> AdvertisedLists:
+    return ResourceLayout(resource=resource, amd=naming).assign_resources(offers)[1]
+
+
+def test_amd_gpus_are_advertised_as_amds_plugin_advertises_them() -> None:
+    parts = [amd(0, 0), amd(0, 1)]
+    assert ids(amd_arranged(AmdNaming.SINGLE, amd(0), amd(1))) == {"amd.com/gpu": [amd(0).id, amd(1).id]}
+    assert ids(amd_arranged(AmdNaming.SINGLE, *parts)) == {"amd.com/gpu": [each.id for each in parts]}
+    assert ids(amd_arranged(AmdNaming.MIXED, *parts, amd(1))) == {
+        "amd.com/cpx_nps1": [each.id for each in parts],
+        "amd.com/gpu": [amd(1).id],
+    }
+    assert ids(amd_arranged(AmdNaming.MIXED, *parts, resource="a.b/c")) == {"a.b/cpx_nps1": [each.id for each in parts]}
+
+
+def test_amd_gpus_that_differ_are_not_one_resource_and_leave_other_devices_alone() -> None:
+    arrangement = amd_arranged(AmdNaming.SINGLE, amd(0), amd(1, 0), SIM)
+    assert ids(arrangement) == {"scrubber.dev/gpu": ["sim-0"]}
+    assert "the GPUs of this node differ (not partitioned, cpx_nps1). Use mixed" in arrangement.error
+    assert {each.verdict for each in arrangement.devices if each.is_amd} == {ServiceVerdict.WITHHELD}
+
+
+def test_amd_devices_of_a_service_that_is_not_ready_wait_for_it_with_one_resource() -> None:
+    assert ids(amd_arranged(AmdNaming.SINGLE, amd(0, verdict=ServiceVerdict.UNKNOWN))) == {}

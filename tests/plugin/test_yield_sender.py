@@ -17,7 +17,9 @@ from plugin.yield_sender import YieldSender
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.messages import MAX_REASON_CHARS
 from scrubber.domain.errors import InvalidConfiguration, Unavailable
-from tests.cluster.api_server import DROP, ApiServerStandIn, kubeconfig
+from scrubber.emulator.cluster import Silence
+from scrubber.emulator.cluster.resources import NODES
+from tests.cluster.plugin_server import PluginApiServer, kubeconfig
 from tests.plugin_collaborators import Bell
 
 CLIENT, PLUGIN = "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.device-plugin"
@@ -174,42 +176,41 @@ async def test_service_keeps_its_request_while_the_labels_are_not_known_yet() ->
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[ApiServerStandIn]:
-    async with ApiServerStandIn() as api_server:
+async def server() -> AsyncIterator[PluginApiServer]:
+    async with PluginApiServer() as api_server:
         api_server.add_node("node-1", zone="a")
         api_server.add_node("node-2", zone="b")
-        api_server.allowed = {"watch nodes"}
+        api_server.role = {"watch nodes"}
         yield api_server
 
 
 @pytest.fixture
-async def client(server: ApiServerStandIn, tmp_path: Path) -> AsyncIterator[ApiServerClient]:
+async def client(server: PluginApiServer, tmp_path: Path) -> AsyncIterator[ApiServerClient]:
     api_client = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20)
     yield api_client
     await api_client.close()
 
 
 async def test_watch_yields_the_labels_of_this_node_now_and_after_each_change_of_them(
-    server: ApiServerStandIn, client: ApiServerClient
+    server: PluginApiServer, client: ApiServerClient
 ) -> None:
     labels = client.watch_labels()
     assert await anext(labels) == {"zone": "a"}
-    server.nodes["node-1"]["status"]["conditions"] = []
-    server.bell.ring()
-    server.relabel("node-2", zone="c")
-    server.relabel("node-1", zone="d")
+    server.api.patch(NODES, "node-1", {"status": {"conditions": []}}, subresource="status")
+    server.set_labels("node-2", {"zone": "c"})
+    server.set_labels("node-1", {"zone": "d"})
     assert await anext(labels) == {"zone": "d"}
 
 
 async def test_watch_that_is_refused_or_breaks_is_an_error_and_can_be_started_again(
-    server: ApiServerStandIn, client: ApiServerClient
+    server: PluginApiServer, client: ApiServerClient
 ) -> None:
-    server.allowed.discard("watch nodes")
+    server.role = frozenset()
     with pytest.raises(ApiForbidden, match="must allow it to get and watch nodes"):
         await anext(client.watch_labels())
-    server.allowed.add("watch nodes")
-    server.fault = lambda each: DROP
+    server.role = frozenset({"watch nodes"})
+    server.intercept = lambda each: Silence.DROP
     with pytest.raises(ApiUnavailable):
         await anext(client.watch_labels())
-    server.fault = lambda each: None
+    server.intercept = lambda each: None
     assert await anext(client.watch_labels()) == {"zone": "a"}

@@ -11,7 +11,7 @@ import yaml
 
 from plugin.cluster.pause_labels import PAUSE_LABEL, LeaseName, parse_pause_labels
 from tests.cel import AdmissionPolicy
-from tests.cluster.api_server import PAUSES_AGENTS
+from tests.cluster.plugin_server import PAUSES_AGENTS
 from tests.deployed import BASE, DEPLOY, GPU_OPERATOR, apply_patches, documents, patch_all, value_of, yaml_of
 from tests.project.test_cluster_manifests import (
     CLUSTER,

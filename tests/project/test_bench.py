@@ -23,6 +23,8 @@ PROMISED = {
     *("hand-over.same-container", "hand-over.certificate", "growth.devices", "allocate", "fault"),
     *("growth.processes.same-container", "growth.processes.certificate", "idle.cpu", "idle.pss", "storm", "storm.rows"),
     *("command", "command.policy-check", "command.doctor", "scrape", "scrape.crowd", "start.plugin", "rolling-update"),
+    *("release.to-scrub", "release.to-clean", "waiting.to-scrub", "take-over", "eraser.clear", "eraser.verify", "xid"),
+    *("stop.driver-closed", "taint", "claim-idle.requests"),
 }
 
 

@@ -215,6 +215,13 @@ def with_own_values() -> Objects:
     return rendered(OWN)
 
 
+def test_other_backend_needs_nothing_of_nvidia() -> None:
+    of = workload(rendered({"backend": "amd"}), "scrubber")
+    assert of.container["args"] == ["serve", "--backend=amd"]
+    assert "runtimeClassName" not in of.pod
+    assert not [each["name"] for each in of.container["env"] if each["name"].startswith("NVIDIA_")]
+
+
 def test_values_reach_the_pods() -> None:
     for name in ("scrubber", "scrubber-plugin"):
         of = workload(with_own_values(), name)
@@ -234,6 +241,7 @@ def test_values_reach_the_pods() -> None:
         assert kubelet
         assert all(path.startswith("/var/snap/kubelet/") for path in kubelet)
     plugin, service = workload(with_own_values(), "scrubber-plugin"), workload(with_own_values(), "scrubber")
+    assert "seLinuxOptions" not in service.container["securityContext"]  # it is privileged
     assert plugin.container["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
     assert service.pod["terminationGracePeriodSeconds"] == 120
 
@@ -319,7 +327,14 @@ def test_wrong_value_is_refused_by_name(values: dict[str, Any], named: str) -> N
     [
         (on("dra", "cluster.reporting"), "cluster.reporting.enabled needs the device plugin"),
         (on("gpuOperator") | {"deviceListStrategy": "volume-mounts"}, "containers would start without a GPU"),
-        (on("gpuOperator", "cluster.yield"), "Disable cluster.yield"),
+        (on("gpuOperator", "cluster.yield"), "or disable cluster.yield"),
+        (
+            {
+                "gpuOperator": {"enabled": True, "deployLabel": "device-plugin"},
+                "cluster": {"yield": {"enabled": True, "labels": ["nvidia.com/gpu.deploy.device-plugin"]}},
+            },
+            "or disable cluster.yield",
+        ),
         (on("cluster.taint"), "need cluster.reporting.enabled"),
         (on("nfd") | {"affinity": {"podAffinity": {}}}, "nfd.enabled and affinity"),
         ({"service": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}}, "two services cannot run on one node"),
@@ -342,6 +357,12 @@ def test_update_strategy_of_every_daemon_set_is_a_value(key: str, name: str) -> 
         each["spec"]["updateStrategy"] for id_, each in rendered(values).items() if id_ == ("DaemonSet", name)
     ]
     assert strategy["type"] == "OnDelete"
+
+
+def test_labels_by_which_the_node_is_yielded_are_a_value() -> None:
+    labels = ["nvidia.com/gpu.deploy.device-plugin", "mine/driver"]
+    values = on("gpuOperator") | {"cluster": {"yield": {"enabled": True, "labels": labels}}}
+    assert environment_of(workload(rendered(values), "scrubber-plugin"))["SCRUBBER_YIELD_LABELS"] == ",".join(labels)
 
 
 def test_installation_in_the_default_namespace_is_refused() -> None:
@@ -398,6 +419,14 @@ def test_notes_name_the_restart_of_the_kubelet_where_claims_replace_a_plugins_re
     values = {"dra": {"enabled": True, "extendedResourceName": name}}
     notes = chart().render(values, name="scrubber", namespace=NAMESPACE)["gpu-scrubber/templates/NOTES.txt"]
     assert ("If a device plugin served nvidia.com/gpu before, restart the node's kubelet" in notes) is bool(name)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_binding_conditions_are_a_variable_of_the_driver(enabled: bool) -> None:
+    objects = rendered({"dra": {"enabled": True, "bindingConditions": enabled}})
+    (container,) = objects["DaemonSet", "scrubber-dra"]["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert variables.get("SCRUBBER_DRA_BINDING_CONDITIONS") == ("true" if enabled else None)
 
 
 def test_dashboards_are_config_maps_that_grafanas_sidecar_finds() -> None:

@@ -21,7 +21,7 @@ from plugin.cluster.writers import WriterTimes
 from plugin.service_client import WatchTimes
 from scrubber.cli.commands.plugin import NodeNameOption, YieldLabelsOption
 from tests.cel import AdmissionPolicy
-from tests.cluster.api_server import ApiServerStandIn
+from tests.cluster.plugin_server import REPORTS
 from tests.deployed import BASE, CDI, DEPLOY, GPU_OPERATOR, ROOT, apply_patches, documents, patch_all, value_of, yaml_of
 from tests.project.test_deploy import parsed
 
@@ -73,7 +73,7 @@ def allowed(component: Path) -> set[str]:
 
 
 def test_cluster_role_allows_exactly_the_requests_of_the_plugin() -> None:
-    assert allowed(CLUSTER) == ApiServerStandIn().allowed
+    assert allowed(CLUSTER) == REPORTS
     assert allowed(EVICTION) == {"create pods/eviction"}
 
 

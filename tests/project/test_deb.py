@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.build_deb import DEBIAN, PREFIX, assemble
+from scripts.build_deb import DEBIAN, PREFIX, assemble, update_records
 from scrubber.config.policy_file import load_policy
 from tests.deployed import DROP_INS, UNITS, unit
 
@@ -87,6 +87,20 @@ def test_package_contains_units_that_start_the_program_in_it(installed: Root) ->
         assert (installed.path / "usr/share/doc/gpu-scrubber/examples" / name).read_text() == text
     command = installed.path / "usr/bin/scrubber"
     assert command.readlink() == Path("/") / PREFIX / "bin" / "scrubber"
+
+
+def test_records_of_installed_files_agree_with_the_scripts(tmp_path: Path) -> None:
+    record = tmp_path / "lib/python3.11/site-packages/tool-1.dist-info/RECORD"
+    record.parent.mkdir(parents=True)
+    record.write_text(
+        "../../../bin/kept,sha256=before,9\n../../../bin/removed,sha256=before,9\ntool.py,sha256=unchanged,1\n"
+    )
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "kept").write_text("hello")
+    update_records(tmp_path)
+    # The form of https://packaging.python.org/specifications/recording-installed-packages: URL-safe base64 without padding.
+    hello = "LPJNul-wow4m6DsqxbninhsWHlwfp0JecwQzYpOLmCQ"
+    assert record.read_text() == f"../../../bin/kept,sha256={hello},5\ntool.py,sha256=unchanged,1\n"
 
 
 def test_configuration_is_read_by_the_units_and_valid(installed: Root) -> None:

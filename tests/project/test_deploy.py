@@ -16,6 +16,7 @@ import typer
 from plugin.kubelet.registration import KubeletPaths
 from plugin.main import PluginSettings
 from plugin.nvidia.settings import DRIVER_ROOT_MOUNT
+from scripts.build_image import PROGRAM
 from scrubber.adapters.kubelet.checkpoint import CHECKPOINT
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.api.sockets import Purpose, Sockets
@@ -29,7 +30,6 @@ from scrubber.observability.systemd import DEFAULT_WATCHDOG_INTERVAL
 from tests.deployed import (
     BASE,
     CDI,
-    CONTAINERFILE,
     DEPLOY,
     GPU_OPERATOR,
     PLUGIN,
@@ -315,8 +315,7 @@ def test_systemd_unit_starts_an_existing_command(name: str, monkeypatch: pytest.
     environment = dict(line.split("=", 1) for line in directives.get("Environment", []))
     command, values = parsed(words, monkeypatch, environment)
     assert values.get("registration", RegistrationChoice.CLASSIC) is RegistrationChoice.CLASSIC
-    assert program == "/opt/scrubber/bin/scrubber"
-    assert f'ENTRYPOINT ["{program}"]' in CONTAINERFILE
+    assert program == PROGRAM == "/opt/scrubber/bin/scrubber"  # which is also the entry point of the image
     assert command == {"scrubber.service": "serve", "scrubber-plugin.service": "plugin"}[name]
     assert directives["Restart"] == ["always"]
     assert directives["StartLimitIntervalSec"] == ["0"]
@@ -327,5 +326,5 @@ def test_systemd_unit_starts_an_existing_command(name: str, monkeypatch: pytest.
 
 def test_deployment_page_states_that_no_real_gpu_node_was_tested() -> None:
     assert "a node with a real GPU has not been tried.**" in PAGE
-    for name in [*UNITS, "kubernetes/base", "kubernetes/cdi", "Containerfile"]:
+    for name in [*UNITS, "kubernetes/base", "kubernetes/cdi", "make image"]:
         assert name in PAGE

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cel import AdmissionPolicy
-from tests.cluster.api_server import RESETS_GPUS
+from tests.cluster.plugin_server import RESETS_GPUS
 from tests.deployed import BASE, DEPLOY, patch_all, value_of, yaml_of
 from tests.project.test_agent_pause_manifests import PAUSE, built, environment
 from tests.project.test_cluster_manifests import CLUSTER, YIELD, added, of_kind, request

@@ -19,13 +19,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LINTER = Path(sys.executable).with_name("lint-imports")
 
-SIBLINGS = ("cgroups", "clock", "cuda", "journald", "kubelet", "ledger", "nvidia", "sim")
+SIBLINGS = ("amd", "cgroups", "clock", "cuda", "journald", "kubelet", "ledger", "nvidia", "sim")
 LEAF = "scrubber.adapters.kernel_text"
 SHARED = tuple(
     f"scrubber.adapters.{name}"
-    for name in ("deadlines", "inotify", "locks", "procwalk", "shared_walks", "signal_stream", "walker")
+    for name in ("deadlines", "idle_memory", "inotify", "locks", "procwalk", "shared_walks", "signal_stream", "walker")
 )
 CHILD_MODULES = (
+    "scrubber.adapters.amd.diagnosis",
+    "scrubber.adapters.amd.driver",
+    "scrubber.adapters.amd.eraser",
     "scrubber.adapters.children.child",
     "scrubber.adapters.children.zygote_server",
     "scrubber.adapters.cuda.diagnosis",

@@ -25,6 +25,7 @@ def test_service_and_plugin_start_processes_only_where_they_are_counted() -> Non
     assert [each for each in places if not each.startswith("scrubber/emulator/")] == [
         "scrubber/adapters/children/process.py",  # Children itself
         "scrubber/adapters/children/zygote_server.py",  # registered by the client of the zygote
+        "scrubber/adapters/command/child.py",  # ends with its supervisor, which is a child
         "scrubber/adapters/nvidia/dcgm.py",  # dcgmi asks DCGM's host engine, and opens no device
         "scrubber/adapters/nvidia/smi.py",  # counted by Children.count_program
         "scrubber/adapters/sim/tenant.py",  # a simulated tenant, not the service

@@ -6,13 +6,12 @@ The whole matrix: ``make pod-matrix`` (:mod:`tests.simulation.shapes`).
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 
+from tests.depth import depth
 from tests.simulation.shapes.matrix import KNOWN, sample
 from tests.simulation.shapes.play import play
 from tests.simulation.shapes.shape import Script
 
-PLAYS = 480
 PARTS = 8
 
 
@@ -21,11 +20,9 @@ def test_pod_shape_that_once_failed_to_start_starts(line: str) -> None:
     assert play(Script.read(line)).wrong is None
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_pod_of_any_shape_starts_and_only_on_clean_devices(part: int) -> None:
-    thorough = settings().max_examples > 1_000
-    for script in sample(PLAYS * (20 if thorough else 1), seed=2)[part::PARTS]:
+    for script in sample(depth().pod_shapes, seed=2)[part::PARTS]:
         outcome = play(script)
         if outcome.wrong is not None:
             again = f"python -m tests.simulation.shapes --play '{script}'"

@@ -14,7 +14,6 @@ from functools import cached_property
 from random import Random
 
 import pytest
-from hypothesis import settings
 
 from scrubber.domain.assignment import Assignment, Pod, Trust
 from scrubber.domain.evidence import Certificate
@@ -23,6 +22,7 @@ from scrubber.domain.handover_kind import Basis, HandOverKind, classify_hand_ove
 from scrubber.domain.policy import Enforcement, Policy, RequiredProof
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import ADVERTISED, Health, Hygiene
+from tests.depth import depth
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.kubelet import Tenant
 from tests.simulation.process_table import Proc
@@ -630,14 +630,10 @@ def _play(case: Case) -> None:
     play()
 
 
-CASES_OF_A_ROW = 4
-
-
 @pytest.mark.parametrize("rule", PATHS.rows, ids=lambda each: each.rule)
 def test_engine_takes_the_path_of_the_truth_table(rule: Row) -> None:
     cases = PATHS.by_row[rule.rule]
     assert cases, "no case gets as far as this row"
-    if settings().max_examples <= 1_000:
-        cases = tuple(Random(rule.rule).sample(cases, min(len(cases), CASES_OF_A_ROW)))
+    cases = tuple(Random(rule.rule).sample(cases, min(len(cases), depth().starts or len(cases))))
     for case in cases:
         _play(case)

@@ -205,6 +205,9 @@ class DriverProcess:
         service: returns the running service; raises :class:`Gone` without one.
         refused: called with every refusal of the service.
         read: returns a claim at the API server, as JSON.
+
+    Attributes:
+        killed: set while it is not running after a kill.
     """
 
     def __init__(
@@ -223,6 +226,7 @@ class DriverProcess:
         self._running: ClaimDriver | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.cdi = CdiFiles()
+        self.killed = asyncio.Event()
 
     @property
     def is_running(self) -> bool:
@@ -231,6 +235,7 @@ class DriverProcess:
     async def start(self) -> None:
         """Start an instance, which gets every call from now on; another one completes its calls."""
         loop = asyncio.get_running_loop()
+        self.killed.clear()
         devices, located = AdvertisedDevices(), asyncio.Event()
         seen = (AdvertisedDevice(id_, str(at), ServiceVerdict.ADVERTISED, True) for at, id_ in enumerate(self._ids))
         await devices.update(tuple(seen), "first")
@@ -253,6 +258,7 @@ class DriverProcess:
     def kill(self) -> None:
         """Simulate kill -9 of every instance: no call is answered."""
         self._running = None
+        self.killed.set()
         self.drop_calls()
 
     def drop_calls(self) -> None:

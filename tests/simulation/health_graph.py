@@ -8,7 +8,7 @@ condition has lasted, a day has passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from scrubber.domain.evidence import Certificate, Finding, Outcome, Severity
@@ -16,7 +16,7 @@ from scrubber.domain.health.history import DAY, PastQuarantine, RecoveryAttempt,
 from scrubber.domain.health.recovery import after_findings, after_scrub, apply_attempt_limits
 from scrubber.domain.next_action import RecoveryAction, next_action
 from scrubber.domain.policy import Policy
-from scrubber.domain.record import BreakGlass, DeviceRecord
+from scrubber.domain.record import ActiveWarning, BreakGlass, DeviceRecord
 from scrubber.domain.states import ADVERTISED, Cause, Health, Hygiene, RecoveryMethod
 from tests.simulation.samples import DEVICE, NODE, NOW, assignment, certificate, finding, grant, pod
 
@@ -96,10 +96,20 @@ class Graph:
     broken: Mapping[str, tuple[Place, str, Place]]
 
     @classmethod
-    def explored(cls, policy: Policy, happen: Mapping[str, Event], promises: Mapping[str, Promise]) -> Graph:
+    def explored(
+        cls, policy: Policy, happen: Mapping[str, Event], promises: Mapping[str, Promise], *, of_places: Collection[str]
+    ) -> Graph:
+        """Follow every event from every place that any events lead to.
+
+        Args:
+            of_places: the promises that depend on nothing but the place after a step. They are checked once for each
+                place, not for every way to it.
+        """
         first = _folded(Place(DeviceRecord(DEVICE, boot=NODE.boot)), policy)
         found: dict[Place, tuple[Place | None, str]] = {first: (None, "")}
-        broken: dict[str, tuple[Place, str, Place]] = {}
+        broken: dict[str, tuple[Place, str, Place]] = {
+            each: (first, "", first) for each in of_places if not promises[each](first, "", first)
+        }
         happened: set[str] = set()
         edge = [first]
         while edge:
@@ -111,10 +121,13 @@ class Graph:
                         continue
                     happened.add(name)
                     after = _folded(unfolded, policy)
+                    known = after in found
                     for promise, kept in promises.items():
+                        if known and promise in of_places:
+                            continue
                         if promise not in broken and not kept(place, name, after):
                             broken[promise] = (place, name, after)
-                    if after not in found:
+                    if not known:
                         found[after] = (place, name)
                         following.append(after)
             edge = following
@@ -139,7 +152,7 @@ def _folded(place: Place, policy: Policy) -> Place:
         by_limit = "within a day" in cause.message
         code = cause.code if health in (Health.QUARANTINED, Health.RECOVERING) and not by_limit else ""
         message = "within a day" if by_limit else "attempts" if health is Health.CONDEMNED else "said"
-        cause = replace(cause, code=code, message=message, since=NOW)
+        cause = Cause(code, message, cause.recovery_method, NOW, cause.actor)
     tenants = {
         each.tenant for each in entries_of_last_day(record.recent_quarantines, NOW, after=record.limits_count_from)
     }
@@ -152,7 +165,9 @@ def _folded(place: Place, policy: Policy) -> Place:
     hygiene = record.hygiene
     if hygiene is Hygiene.CLEAN and health not in ADVERTISED:
         hygiene = Hygiene.DIRTY  # no decision depends on its certificate
-    lasting = tuple(replace(each, since=NOW - LASTS if each.since <= NOW - LASTS else NOW) for each in record.warnings)
+    lasting = tuple(
+        ActiveWarning(each.code, NOW - LASTS if each.since <= NOW - LASTS else NOW) for each in record.warnings
+    )
     folded = DeviceRecord(
         DEVICE,
         hygiene=hygiene,

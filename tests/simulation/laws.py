@@ -55,6 +55,7 @@ class Laws:
         self._now = now
         self._wall = wall
         self._called_clean: dict[str, str] = {}
+        self.requested_by_jobs: list[set[str]] = []
         self.breaches: list[str] = []
         self.health = HealthLaws(policy=policy, wall=wall, late=late, breach=self.breach)
 
@@ -221,8 +222,8 @@ class Laws:
                 self.breach("6", f"{certificate.id} does not say what it left out")
 
     def requested_sets(self) -> list[set[str]]:
-        """Return the sets of devices that the kubelet requests together."""
-        return [set(tenant.devices) for tenant in self._kubelet.tenants]
+        """Return the sets of devices that the kubelet or a job requests together."""
+        return [set(tenant.devices) for tenant in self._kubelet.tenants] + self.requested_by_jobs
 
     def _may_be_called_clean(self, gpu: Gpu, record: DeviceRecord) -> bool:
         """Return whether it contains zeros, or was certified by this service before an unnoticed write by the host."""

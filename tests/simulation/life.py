@@ -24,11 +24,16 @@ class Killed(BaseException):
 
 
 class Life:
-    """The time from a start of the service to its end."""
+    """The time from a start of the service to its end.
+
+    Attributes:
+        ended: set at its end.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.alive = True
+        self.ended = asyncio.Event()
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     def check(self) -> None:
@@ -45,6 +50,7 @@ class Life:
     def end(self) -> None:
         """Simulate kill -9: at this instant, between any two lines."""
         self.alive = False
+        self.ended.set()
         for task in list(self.tasks):
             task.add_done_callback(listen)
             task.cancel()

@@ -323,6 +323,11 @@ class SimulatedContainers:
             raise Unreadable(self._process_table.watch_error or "the pod's control group cannot be read")
         return self._process_table.next_end(pod.uid) if self._process_table.has_cgroups else None
 
+    async def require_job_cgroups(self) -> None:
+        self._life.check()
+        if not self._process_table.has_job_cgroups:
+            raise Unreadable("Slurm keeps no cgroups")
+
     async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
         self._life.check()
         await asyncio.sleep(0)

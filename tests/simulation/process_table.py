@@ -190,6 +190,7 @@ class ProcessTable:
 
     Attributes:
         has_cgroups: whether containers are identified by cgroups, whose removal is observed.
+        has_job_cgroups: whether Slurm keeps its jobs in cgroups.
         watch_error: why no pod's end can be watched from now on; empty while they can.
     """
 
@@ -197,6 +198,7 @@ class ProcessTable:
         self.gpus = {each.id: each for each in gpus}
         self.procs: dict[int, Proc] = {}
         self.has_cgroups = True
+        self.has_job_cgroups = True
         self.watch_error = ""
         self._opened = opened
         self._next_pid = 1000

@@ -171,6 +171,7 @@ TABLE = (
     Row("ecc-mode-pending", reports_condition("ecc-mode-pending"), SUSPECT, RESET, "reset", CONDEMNED),
     Row("mig-mode-pending", reports_condition("mig-mode-pending"), SUSPECT, RESET, "reset", CONDEMNED),
     Row("event-stream-lost", reports_condition("event-stream-lost"), SUSPECT, WAIT, "condition", QUARANTINED),
+    Row("command-broken", reports_condition("command-broken"), SUSPECT, WAIT, "condition", QUARANTINED),
     Row("scrub-on-free-disabled", reports_condition("scrub-on-free-disabled"), HEALTHY, OPERATOR, "", HEALTHY),
     # What else a snapshot shows.
     Row("too-hot", has(celsius=120), SUSPECT, WAIT, "condition", QUARANTINED),

@@ -129,15 +129,18 @@ class Scenario:
 
     async def _supervise(self) -> None:
         while True:
-            await asyncio.sleep(self._away)
-            self._away = SUPERVISOR_WAITS
+            assert self.cluster.service is not None
+            await self.cluster.service.life.ended.wait()
+            away, self._away = self._away, SUPERVISOR_WAITS
+            await asyncio.sleep(away)
             if not self.cluster.serving:
                 await self.cluster.start_service()
 
     async def _supervise_driver(self) -> None:
         while True:
-            await asyncio.sleep(self._driver_away)
-            self._driver_away = SUPERVISOR_WAITS
+            await self._driver.killed.wait()
+            away, self._driver_away = self._driver_away, SUPERVISOR_WAITS
+            await asyncio.sleep(away)
             if not self._driver.is_running:
                 await self._driver.start()
 

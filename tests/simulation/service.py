@@ -11,6 +11,7 @@ from scrubber.domain.agent_pause import PauseReport
 from scrubber.domain.device import Device
 from scrubber.domain.errors import LedgerFailure
 from scrubber.domain.evidence import PathKind
+from scrubber.domain.jobs import Job
 from scrubber.domain.node_record import NodeRecord
 from scrubber.engine.breaker import watch_breaker
 from scrubber.engine.dependencies import Dependencies
@@ -28,6 +29,7 @@ from scrubber.engine.views import (
     PrepareClaimCall,
     ScrubUpdate,
     ServiceView,
+    StartJobCall,
 )
 from scrubber.engine.yielding import YieldControl
 from scrubber.ports.device import Inventory
@@ -48,7 +50,7 @@ class Pace:
 
     Attributes:
         watch: of pods and of use.
-        health: of the driver's reports.
+        health: of the driver's reports, and of the breaker.
         draw: the share of ``watch`` between two usage checks, from 0 to 1; constant unless a test varies it.
     """
 
@@ -136,7 +138,9 @@ class Service:
             group.create_task(watch_health(self.node, dependencies=tools, interval=pace.health), name="health")
             group.create_task(self.node.work_gate.follow(), name="work gate")
             group.create_task(follow_signals(self.node, dependencies=tools), name="signals")
-            group.create_task(watch_breaker(self.node.devices.breaker, dependencies=tools), name="breaker")
+            group.create_task(
+                watch_breaker(self.node.devices.breaker, dependencies=tools, interval=pace.health), name="breaker"
+            )
             group.create_task(
                 watch_inventory(self.node, inventory=self._inventory, dependencies=tools, add_device=greet),
                 name="inventory",
@@ -165,6 +169,18 @@ class Service:
         if not self.life.alive:
             raise Gone
         return await self._answer(self.node.claims.unprepare(uid, wait), f"unprepare {uid}")
+
+    async def start_job(self, call: StartJobCall) -> tuple[GrantedDevice, ...]:
+        """Request like a prolog; as :meth:`hand_over`."""
+        if not self.life.alive:
+            raise Gone
+        return await self._answer(self.node.jobs.start(call), f"start {call.job}")
+
+    async def end_job(self, job: Job, wait: float = 0.0) -> ClaimRelease:
+        """Report like an epilog; as :meth:`hand_over`."""
+        if not self.life.alive:
+            raise Gone
+        return await self._answer(self.node.jobs.end(job, wait, "uid:0"), f"end {job}")
 
     async def _answer(self, work: Coroutine[Any, Any, T], name: str) -> T:
         handler = self.life.start(work, name)

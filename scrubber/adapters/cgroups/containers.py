@@ -21,6 +21,7 @@ from typing import ParamSpec, TypeVar
 
 from scrubber.adapters.cgroups.hierarchy import hierarchy_of, sibling_hierarchies
 from scrubber.adapters.cgroups.interface_files import frozen, kill_file, write_interface_file
+from scrubber.adapters.cgroups.job_paths import is_job
 from scrubber.adapters.cgroups.kill_cgroup import PodKiller
 from scrubber.adapters.cgroups.paths import is_valid_uid, mentions_pod
 from scrubber.adapters.cgroups.procfs import ProcFs, ResourceShortage, boot_ticks
@@ -108,6 +109,15 @@ class CgroupContainers:
         except OSError as error:
             where = "" if error.filename is None else f"{error.filename}: "
             raise Unreadable(f"The end of pod {uid} cannot be watched: {where}{error.strerror}.") from error
+
+    async def require_job_cgroups(self) -> None:
+        if not await self._reader_threads(lambda: any(tree.slurm_cgroups() for tree in self._trees)):
+            roots = ", ".join(str(tree.hierarchy.root) for tree in self._trees)
+            raise Unreadable(
+                f"Slurm keeps no cgroups below {roots}, so the end of a job could not be seen: set "
+                "ProctrackType=proctrack/cgroup in slurm.conf and restart slurmd, or pass the hierarchy that it uses with "
+                "--cgroup-root."
+            )
 
     async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
         return await self._reader_threads(self._remaining_cgroups, _require_uid(pod))
@@ -273,7 +283,7 @@ class CgroupContainers:
                     return None
                 found += members
             anywhere = anywhere or bool(containers)
-        if not anywhere:
+        if not anywhere and not is_job(uid):
             self._refuse_another_hierarchy(uid)
         return _without_duplicates(found)
 

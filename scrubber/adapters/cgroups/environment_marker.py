@@ -91,6 +91,9 @@ class MarkerContainers:
     def watch_end(self, pod: Pod) -> asyncio.Future[None] | None:
         return None
 
+    async def require_job_cgroups(self) -> None:
+        """Return: a job's processes have the marker."""
+
     async def remaining_cgroups(self, pod: Pod) -> RemainingCgroups | None:
         return None
 

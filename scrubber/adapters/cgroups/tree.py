@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from scrubber.adapters.cgroups.hierarchy import Hierarchy
+from scrubber.adapters.cgroups.job_paths import is_job, job_directories, job_of_path, slurm_directories
 from scrubber.adapters.cgroups.paths import kubepods_below, pod_directories, pod_uid_of_path, stray_directories
 from scrubber.adapters.cgroups.procfs import ProcFs, read_error
 from scrubber.adapters.cgroups.tally import CgroupTally
@@ -50,18 +51,34 @@ class CgroupTree:
         with self._readable():
             return kubepods_below(self.hierarchy.root)
 
+    def slurm_cgroups(self) -> tuple[Path, ...]:
+        """Return the cgroups in which Slurm keeps its jobs; none where it keeps them in no cgroup.
+
+        Raises:
+            Unreadable
+        """
+        with self._readable():
+            return slurm_directories(self.hierarchy.root)
+
     def pod_cgroups(self, uid: str, kubepods: Collection[Path] | None = None) -> tuple[Path, ...]:
         """Return the pod's own cgroups: one, or more after the kubelet's cgroup driver was changed under running pods.
+
+        Those of a job, if ``uid`` names one.
 
         Args:
             kubepods: result of :meth:`kubepods`, for a caller that makes several queries in one pass.
         """
+        if is_job(uid):
+            with self._readable():
+                return job_directories(self.hierarchy.root, uid)
         bases = self.kubepods() if kubepods is None else kubepods
         candidates = (path for base in bases for path in pod_directories(base, uid))
         return tuple(path for path in candidates if path.is_dir())
 
     def stray_containers(self, uid: str, kubepods: Collection[Path] | None = None) -> tuple[Path, ...]:
         """Return containers of the pod that are in none of :meth:`pod_cgroups`; ``kubepods`` as in that method."""
+        if is_job(uid):
+            return ()
         bases = self.kubepods() if kubepods is None else kubepods
         if not any(path.name.endswith(".slice") for path in bases):
             return ()
@@ -77,7 +94,7 @@ class CgroupTree:
         return tuple(path.relative_to(self.hierarchy.root).as_posix() for path in self.kubepods())
 
     def pod_uid_in(self, cgroups: Mapping[str, str], kubepods: Collection[str] | None = None) -> str | None:
-        """Return the UID of the pod that a process is in, according to this hierarchy.
+        """Return the UID of the pod, or the name of the job's processes, that a process is in, according to this hierarchy.
 
         Args:
             cgroups: cgroup paths of the process (:func:`~scrubber.adapters.kernel_text.cgroup_paths`).
@@ -86,7 +103,8 @@ class CgroupTree:
         path = self._path_in(cgroups)
         if path is None:
             return None
-        return pod_uid_of_path(path, self.relative_kubepods() if kubepods is None else kubepods)
+        uid = pod_uid_of_path(path, self.relative_kubepods() if kubepods is None else kubepods)
+        return uid or job_of_path(path)
 
     def members(
         self, cgroup: Path, container: str, tally: CgroupTally, *, recursive: bool = True

@@ -145,7 +145,7 @@ class Zygote:
             try:
                 answer = await process.call(message, self._children.start_timeout, descriptors)
                 pid = parse_answer(answer).get("pid")
-                if not isinstance(pid, int) or pid <= 0:
+                if type(pid) is not int or pid <= 0:
                     raise ChildDied(f"it returned the invalid PID {pid!r}")
                 return pid, process.take_descriptors()
             except ChildDied as died:

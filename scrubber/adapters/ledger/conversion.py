@@ -332,7 +332,7 @@ class _NewerDocuments(_Documents):
 
 def _readable_claim(found: Json) -> Json:
     # A claim of unknown release counts as prepared, and no process is killed because of a list that cannot be read.
-    return _readable_fields(CLAIM, found, {"listed_pods": [], "released_at": None})
+    return _readable_fields(CLAIM, found, {"listed_pods": [], "released_at": None, "manager": None})
 
 
 def _readable_fields(codec: JsonCodec[T], found: Json, cautious: Mapping[str, Json]) -> Json:

@@ -29,7 +29,7 @@ from scrubber.adapters.ledger.json_codec import (
     tuple_of,
 )
 from scrubber.domain.agent_pause import AgentPause, AgentPauseRecord, LabelChange, PauseWay
-from scrubber.domain.assignment import Assignment, Claim, Pod, Process
+from scrubber.domain.assignment import Assignment, Claim, JobManager, Pod, Process
 from scrubber.domain.baseline import Baseline
 from scrubber.domain.evidence import (
     Attestation,
@@ -74,6 +74,7 @@ CLAIM = dataclass_codec(
     pods=tuple_of(_POD),
     listed_pods=tuple_of(_POD),
     released_at=optional(NUMBER),
+    manager=optional(enum_codec(JobManager)),
 )
 _PROCESS = dataclass_codec(Process, pid=INTEGER, started=INTEGER, container=TEXT)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.idle_memory import IdleMemory
 from scrubber.adapters.kernel_text import fields_in, lines_in, number_in
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.adapters.nvidia.driver_requests import count, device_request, gpu_uuid
@@ -39,7 +40,7 @@ from scrubber.domain.infrastructure import InfrastructureProcess
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 from scrubber.ports.device import InfrastructureLookup
 
-__all__ = ["IDLE_ALLOWANCE", "IDLE_MARGIN", "IdleMemory", "NvidiaHolders"]
+__all__ = ["IDLE_ALLOWANCE", "IDLE_MARGIN", "NvidiaHolders"]
 
 MIB = 1 << 20
 IDLE_ALLOWANCE = 64 * MIB
@@ -62,41 +63,6 @@ _GPU_NODE = re.compile(r"/dev/nvidia\d+")
 _SLICES = re.compile(r"\b([1-9])g\.")
 _CAPABILITIES = b"nvidia-caps"
 _CAPABILITY_NODE = re.compile(r"/dev/nvidia-caps/nvidia-cap([0-9]+)")
-
-
-# See docs/decisions/0022-idle-memory-level.md.
-class IdleMemory:
-    """How much memory of a device is in use while no process uses it.
-
-    This is never the amount found when the service started: that would make yesterday's leftovers the measure for
-    today. The level starts at ``allowance`` for each slice and only falls, to ``margin`` above the least that was ever
-    in use: a process cannot hold less than nothing.
-    """
-
-    def __init__(self, allowance: int = IDLE_ALLOWANCE, margin: int = IDLE_MARGIN) -> None:
-        self._allowance = allowance
-        self._margin = margin
-        self._least: dict[str, int] = {}
-
-    def limit(self, device: str, slices: int = 1) -> int:
-        """Return the bytes that may be in use on idle ``device`` (an id) with ``slices`` of its GPU.
-
-        A whole GPU counts as one.
-        """
-        least, allowance = self._least.get(device), self._allowance * slices
-        return allowance if least is None else min(allowance, least + self._margin)
-
-    def excess(self, device: str, used: int, slices: int = 1) -> int:
-        """Return how many of ``used`` bytes belong to holders; 0 when the device is idle."""
-        return max(0, used - self.limit(device, slices))
-
-    def record_idle(self, device: str, used: int) -> None:
-        """Record that ``used`` bytes were in use while the driver listed no process."""
-        self._least[device] = min(used, self._least.get(device, used))
-
-    def forget(self, device: str) -> None:
-        """Forget the level after the driver was reloaded or the device was reset: the driver's own use may differ."""
-        self._least.pop(device, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +143,7 @@ class NvidiaHolders:
         self._walks = SharedWalks(self._walk_pool, budget, self._own_pids)
         self._proc_devices = paths.proc_driver.parent.with_name("devices")
         self._infrastructure = infrastructure
-        self._idle = idle or IdleMemory()
+        self._idle = idle or IdleMemory(IDLE_ALLOWANCE, IDLE_MARGIN)
         self._confirm_seconds = confirm_seconds
 
     async def is_held(self, device: Device) -> bool:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from scrubber.domain.errors import InvalidRequest
+
 __all__ = ["add_commands"]
+
+
+class DemoBackend(StrEnum):
+    SIM = "sim"
+    COMMAND = "command"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -36,11 +44,18 @@ def demo(
     dra: Annotated[
         bool, typer.Option("--dra", help="Have pods request devices by resource claims, with the DRA driver.")
     ] = False,
+    backend: Annotated[
+        DemoBackend,
+        typer.Option(help="What manages the simulated devices. command: a program, as an administrator writes one."),
+    ] = DemoBackend.SIM,
 ) -> None:
     """Run the demo scenario.
 
     It runs on a simulated node of its own. Exits with 0 if every expectation was met.
     """
+    if dra and backend is DemoBackend.COMMAND:
+        raise InvalidRequest("The scenario of the command backend has no claims; pass --dra or --backend command.")
     from scrubber.emulator.scenario import main
 
-    raise typer.Exit(main(keep=keep, directory=directory, stay=stay, dra=dra))
+    command = backend is DemoBackend.COMMAND
+    raise typer.Exit(main(keep=keep, directory=directory, stay=stay, dra=dra, command=command))

@@ -14,7 +14,7 @@ import typer
 
 from scrubber.cli.client_run import run
 from scrubber.cli.options import DeviceArgument, NoHeadersOption, OutputOption, SocketOption
-from scrubber.cli.render.device_facts import AUTOMATIC_RECOVERIES, is_in_use, recovery_text
+from scrubber.cli.render.device_facts import AUTOMATIC_RECOVERIES, is_in_use, job_name, recovery_text
 from scrubber.cli.render.device_list import format_age, select_devices
 from scrubber.cli.render.output import CommandResult, OutputColumn, OutputFormat, TableSection, print_result
 from scrubber.domain.formatting import format_size, format_utc
@@ -230,7 +230,9 @@ def _grant_rows(granted: Sequence[pb.OpenGrant], now: float) -> Sequence[Sequenc
 
 
 def _grantee(grant: pb.OpenGrant) -> str:
-    """Return the container that has the device by ``grant``, or the claim with its pod or the number of its pods."""
+    """Return the container that has the device by ``grant``, the claim with its pod or the number of its pods, or the job."""
+    if grant.HasField("job") and not grant.HasField("claim"):
+        return f"{job_name(grant.job)} ({grant.job.manager}{', ended' if grant.job_ended else ''})"
     who = "/".join(part for part in (grant.tenant, grant.pod, grant.container) if part) or "unknown"
     if not grant.HasField("claim"):
         return who

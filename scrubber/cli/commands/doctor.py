@@ -213,6 +213,7 @@ def _recommended(found: Recommendation) -> dict[str, Any]:
         "resources": list(found.resources),
         "components": list(found.components),
         "componentChoices": list(found.choices),
+        "chartValues": dict(found.chart_values),
         "pluginEnvironment": dict(found.plugin_environment),
         "clusterPolicy": dict(found.cluster_policy),
         "toolkitEnvironment": dict(found.toolkit_environment),

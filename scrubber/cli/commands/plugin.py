@@ -42,6 +42,11 @@ class MigChoice(StrEnum):
     MIXED = "mixed"
 
 
+class AmdNamingChoice(StrEnum):
+    SINGLE = "single"
+    MIXED = "mixed"
+
+
 class DeviceIdChoice(StrEnum):
     UUID = "uuid"
     INDEX = "index"
@@ -446,9 +451,17 @@ def plugin(
             envvar="SCRUBBER_RESOURCE_NAME",
             metavar="NAME",
             help="Resource that pods request.",
-            show_default="nvidia.com/gpu on NVIDIA, scrubber.dev/gpu on a simulated node",
+            show_default="nvidia.com/gpu, amd.com/gpu or scrubber.dev/gpu, depending on the devices",
         ),
     ] = "",
+    amd_resource_naming: Annotated[
+        AmdNamingChoice,
+        typer.Option(
+            envvar="SCRUBBER_AMD_RESOURCE_NAMING",
+            help="single: all AMD GPUs and partitions as one resource; mixed: one resource per kind of partition, such as "
+            "amd.com/cpx_nps1.",
+        ),
+    ] = AmdNamingChoice.SINGLE,
     devices: PluginDevicesOption = "",
     registration: Annotated[
         RegistrationChoice,
@@ -518,6 +531,7 @@ def plugin(
     """
     silence_grpc_logs()
     load_structlog_without_rich()
+    from plugin.amd import AmdNaming
     from plugin.cluster.condition import ConditionFormat, ConditionPolarity
     from plugin.cluster.deploy_labels import parse_label_keys
     from plugin.cluster.pause_labels import LeaseName, parse_pause_labels
@@ -559,6 +573,7 @@ def plugin(
         kubelet_dir=nvidia_settings.kubelet_dir_of(kubelet_socket, kubelet_dir, KUBELET_DIR).absolute(),
         socket=socket.absolute(),
         resource_name=resource_name,
+        amd_naming=AmdNaming(amd_resource_naming.value),
         devices=DeviceSelection.parse(devices),
         registration=registration.value,
         log_format=log_format.value,

@@ -15,7 +15,7 @@ import typer
 from scrubber.cli.client_run import resolve_device, run
 from scrubber.cli.completers import complete_device
 from scrubber.cli.options import NoHeadersOption, OutputOption, SocketOption, device_name, seconds
-from scrubber.cli.render.device_facts import is_in_use, tenant_name
+from scrubber.cli.render.device_facts import is_in_use, job_name, tenant_name
 from scrubber.cli.render.output import OutputFormat, print_note
 
 if TYPE_CHECKING:
@@ -149,6 +149,8 @@ def _skip_reason(device: pb.Device, path: ScrubPathChoice) -> str:
         had = (
             "/".join((each.tenant, each.pod or f"claim {each.claim.name}"))
             if each.pod or each.HasField("claim")
+            else job_name(each.job)
+            if each.HasField("job")
             else "unknown pod"
             for each in device.open_grants
         )

@@ -75,6 +75,14 @@ def serve(
             help="Directory of the simulated node (created by scrubber sim create).",
         ),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SCRUBBER_CONFIG",
+            metavar="FILE",
+            help="File of the command backend: its program, its deadlines, its environment.",
+        ),
+    ] = None,
     state_dir: Annotated[
         Path,
         typer.Option(
@@ -91,6 +99,14 @@ def serve(
             help="Policy file, or the name of a bundled policy.",
         ),
     ] = "default",
+    kubelet: Annotated[
+        bool,
+        typer.Option(
+            envvar="SCRUBBER_KUBELET",
+            help="Whether the node has a kubelet. With --no-kubelet, devices are handed over to jobs only: by scrubber prolog and "
+            "scrubber run.",
+        ),
+    ] = True,
     kubelet_dir: KubeletDirOption = Path("/var/lib/kubelet"),
     pod_resources_socket: Annotated[
         Path | None,
@@ -199,6 +215,14 @@ def serve(
             help="Root directory of the NVIDIA driver, as seen by this process.",
         ),
     ] = Path("/"),
+    amd_root: Annotated[
+        Path,
+        typer.Option(
+            envvar="SCRUBBER_AMD_ROOT",
+            metavar="DIR",
+            help="Directory that contains sys, dev and opt/rocm, for the AMD backend.",
+        ),
+    ] = Path("/"),
     dcgmi: Annotated[
         Path | None,
         typer.Option(
@@ -221,7 +245,7 @@ def serve(
         bool,
         typer.Option(
             envvar="FAIL_ON_INIT_ERROR",
-            help="Exit if the NVIDIA driver is missing at the start; otherwise wait for it.",
+            help="Exit if the driver is missing at the start; otherwise wait for it.",
         ),
     ] = True,
     disable_healthchecks: Annotated[
@@ -242,9 +266,11 @@ def serve(
     settings = ServiceSettings(
         backend=chosen,
         sim_dir=sim_dir,
+        config=config,
         state_dir=state_dir,
         socket_dir=socket,
         policy=policy,
+        kubelet=kubelet,
         kubelet_dir=kubelet_dir,
         pod_logs_dir=pod_logs_dir,
         metrics_address=Address.parse(metrics_address or SERVICE_METRICS_ADDRESS),
@@ -265,6 +291,7 @@ def serve(
         node_name=node_name or gethostname(),
         pod_resources_socket=pod_resources_socket or FROM_KUBELET_DIR,
         nvidia_driver_root=nvidia_driver_root,
+        amd_root=amd_root,
         dcgmi=dcgmi,
         dcgm_address=dcgm_address,
         fail_on_init_error=fail_on_init_error and not chosen.simulated,

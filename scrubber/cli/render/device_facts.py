@@ -17,6 +17,7 @@ __all__ = [
     "cause_text",
     "holder_text",
     "is_in_use",
+    "job_name",
     "out_of_service_text",
     "probation_text",
     "recovery_text",
@@ -39,11 +40,18 @@ def is_in_use(device: pb.Device) -> bool:
 
 
 def tenant_name(device: pb.Device) -> str:
-    """Return namespace and pod that the device is assigned to, or the claim of several pods; empty if none."""
+    """Return namespace and pod that the device is assigned to, the claim of several pods, or the job; empty if none."""
     if not is_in_use(device):
         return ""
     claim = f"claim {device.claim.name}" if device.HasField("claim") else ""
+    if not (device.pod or claim) and device.HasField("job"):
+        return job_name(device.job)
     return "/".join(part for part in (device.tenant, device.pod or claim) if part)
+
+
+def job_name(job: pb.Job) -> str:
+    """Return ``job 4711 of alice``."""
+    return f"job {job.id} of {job.user}"
 
 
 def probation_text(device: pb.Device) -> str:

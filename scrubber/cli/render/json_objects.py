@@ -152,7 +152,12 @@ def _assignment(message: pb.Device) -> dict[str, Any]:
         "pod": message.pod or None,
         "container": message.container or None,
         "claim": _claim(message.claim) if message.HasField("claim") else None,
+        "job": _job(message.job) if message.HasField("job") else None,
     }
+
+
+def _job(message: pb.Job) -> dict[str, Any]:
+    return {"manager": message.manager, "id": message.id, "user": message.user, "userID": message.user_id}
 
 
 def _claim(message: pb.Claim | pb.ClaimPod) -> dict[str, Any]:
@@ -190,6 +195,8 @@ def _open_grant(message: pb.OpenGrant) -> dict[str, Any]:
         "claim": _claim(message.claim) if message.HasField("claim") else None,
         "claimPods": [_claim(each) for each in message.claim_pods],
         "claimReleasing": message.claim_releasing,
+        "job": _job(message.job) if message.HasField("job") else None,
+        "jobEnded": message.job_ended,
     }
 
 

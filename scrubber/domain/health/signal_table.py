@@ -69,6 +69,7 @@ _CLASSIFICATIONS: Mapping[str, Classification] = {
     # Other values of a snapshot.
     "too-hot": Classification(_WARNING, _WAIT),
     "baseline-mismatch": Classification(_WARNING, _OPERATOR),
+    ErrorCode.COMMAND_BROKEN.value: Classification(_WARNING, _WAIT),
     "ecc-uncorrected": Classification(_FAULT, _RESET),
     "driver-requests-reset": Classification(_FAULT, _RESET),
     "driver-requests-reboot": Classification(_FAULT, _REBOOT),
@@ -128,10 +129,12 @@ class ErrorCodeFormat:
     Attributes:
         prefix: prefix in the code of a finding: ``error-95``.
         name: name in a message: ``Error 95``.
+        only_by_policy: whether no table of the project contains their classes, so that only the policy names any.
     """
 
     prefix: str = "error"
     name: str = "Error"
+    only_by_policy: bool = False
 
     def format(self, number: int) -> str:
         """Return the code of a finding about error ``number``."""
@@ -150,14 +153,21 @@ class SignalTable:
     Attributes:
         classifications: by code; without numbered errors, because the policy defines their classes.
         errors: how numbered errors are named.
+        error_classes: classes of numbered errors whose numbers are the backend's own; None: the policy defines them.
     """
 
     classifications: Mapping[str, Classification]
     errors: ErrorCodeFormat = ErrorCodeFormat()
+    error_classes: Mapping[int, ErrorClass] | None = None
 
-    def with_conditions(self, conditions: Mapping[str, Classification], errors: ErrorCodeFormat) -> SignalTable:
+    def with_conditions(
+        self,
+        conditions: Mapping[str, Classification],
+        errors: ErrorCodeFormat,
+        error_classes: Mapping[int, ErrorClass] | None = None,
+    ) -> SignalTable:
         """Return the table with a backend's own conditions and error codes."""
-        return SignalTable({**conditions, **self.classifications}, errors)
+        return SignalTable({**conditions, **self.classifications}, errors, error_classes)
 
     @cached_property
     def soft(self) -> frozenset[str]:

@@ -57,6 +57,19 @@ class Account:
 
 
 ADMIN = Account("kubernetes-admin")
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+def review_access(account: Account, review: Json) -> Json:
+    """Return a SelfSubjectAccessReview with its answer; every account may ask."""
+    asked = (review.get("spec") or {}).get("resourceAttributes")
+    if not isinstance(asked, Mapping):
+        raise StatusError(422, "Invalid", "spec.resourceAttributes: Required value")
+    parts = [asked.get("resource") or "", *filter(None, [asked.get("subresource")])]
+    allowed = account.allows(
+        asked.get("verb") or "", asked.get("group") or "", "/".join(parts), asked.get("name") or ""
+    )
+    return {**review, "status": {"allowed": allowed}}
 
 
 def _covers(listed: Sequence[str] | None, value: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from scrubber.emulator.cluster import gates as feature_gates
 from scrubber.emulator.cluster.access import ADMIN, Account, missing_status_permissions
+from scrubber.emulator.cluster.evictions import check_budget, protects
 from scrubber.emulator.cluster.patches import (
     APPLY_PATCH,
     JSON_PATCH,
@@ -26,9 +27,11 @@ from scrubber.emulator.cluster.patches import (
     strategic_patch,
 )
 from scrubber.emulator.cluster.resources import (
+    BUDGETS,
     CLAIMS,
     EVENTS,
     NAMESPACES,
+    NODES,
     PODS,
     RESOURCE_TYPES,
     SLICES,
@@ -94,6 +97,18 @@ class EmulatedApi:
         self._available = True
         for name in ("default", "kube-system"):
             self.create(NAMESPACES, {"metadata": {"name": name}})
+
+    def install(self, kind: ResourceType) -> None:
+        """Let the cluster have a kind of custom resources."""
+        if kind not in self.types:
+            self.types.append(kind)
+
+    def uninstall(self, kind: ResourceType) -> None:
+        """Remove a kind of custom resources with its objects, whatever finalizers they have."""
+        self.types.remove(kind)
+        for item in list(self.store.items(kind)):
+            self.store.remove(kind, item)
+        self.store.changes.notify()
 
     # Availability, for the parts of the cluster in this process
 
@@ -184,7 +199,7 @@ class EmulatedApi:
             raise StatusError(409, "AlreadyExists", f'{kind.qualified} "{name}" already exists')
         if metadata.get("resourceVersion"):
             raise StatusError(400, "BadRequest", "resourceVersion should not be set on objects to be created")
-        if kind in (CLAIMS, PODS):
+        if kind.has_status and kind is not NODES:
             made.pop("status", None)
         if kind is PODS:
             made["status"] = {"phase": "Pending"}
@@ -232,10 +247,11 @@ class EmulatedApi:
             raise StatusError(400, "BadRequest", "error decoding patch: it is not an object")
         elif patch_type == MERGE_PATCH:
             made = merge_patch(before, patch)
-        elif patch_type == STRATEGIC_PATCH:
+        elif patch_type == STRATEGIC_PATCH and not kind.custom:
             made = strategic_patch(before, patch)
         else:
-            supported = ", ".join((JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH))
+            strategic = () if kind.custom else (STRATEGIC_PATCH,)
+            supported = ", ".join((JSON_PATCH, MERGE_PATCH, *strategic, APPLY_PATCH))
             message = f"the body of the request was in an unknown format - accepted media types include: {supported}"
             raise StatusError(415, "UnsupportedMediaType", message)
         return self._replace(kind, before, self._prepared(kind, made), subresource, account, "patch")
@@ -380,14 +396,7 @@ class EmulatedApi:
         self._check_available()
         before = self._existing(kind, name, namespace)
         options = options or {}
-        for key, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-            expected = (options.get("preconditions") or {}).get(key)
-            if expected is not None and expected != before["metadata"][key]:
-                problem = (
-                    f"Precondition failed: {label} in precondition: {expected}, "
-                    f"{label} in object meta: {before['metadata'][key]}"
-                )
-                raise kind.conflict(name, problem)
+        self._check_preconditions(kind, before, options)
         self._admit("DELETE", kind, None, before, account)
         if kind is NAMESPACES:
             marked = copy.deepcopy(before)
@@ -404,6 +413,33 @@ class EmulatedApi:
         marked["metadata"] |= {"deletionTimestamp": self.timestamp(), "deletionGracePeriodSeconds": grace}
         return copy.deepcopy(self.store.put(kind, marked))
 
+    def evict(self, name: str, namespace: str, eviction: Json, *, account: Account = ADMIN) -> Json:
+        """Delete a pod unless a disruption budget protects it; return the ``Status`` of the answer.
+
+        As the API server, answer with a status of failure instead of a refusal where two budgets select the pod.
+        """
+        self._check_available()
+        if (eviction.get("metadata") or {}).get("name") != name:
+            raise StatusError(400, "BadRequest", "name in URL does not match name in Eviction object")
+        pod = self._existing(PODS, name, namespace)
+        budgets = [each for each in self.store.items(BUDGETS) if protects(each, pod)]
+        if len(budgets) > 1:
+            message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+            return {
+                "kind": "Status",
+                "apiVersion": "v1",
+                "metadata": {},
+                "status": "Failure",
+                "message": message,
+                "code": 500,
+            }
+        options = eviction.get("deleteOptions") or {}
+        self._check_preconditions(PODS, pod, options)
+        for budget in budgets:
+            check_budget(budget, pod, self.store.items(PODS))
+        self.delete(PODS, name, namespace, options=options, account=account)
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
     def delete_collection(
         self, kind: ResourceType, selection: Selection, *, account: Account = ADMIN
     ) -> Sequence[Json]:
@@ -413,6 +449,13 @@ class EmulatedApi:
             (each["metadata"]["name"], each["metadata"].get("namespace", "")) for each in self.list(kind, selection)
         ]
         return [self.delete(kind, *each, account=account) for each in found]
+
+    def _check_preconditions(self, kind: ResourceType, item: Json, options: Mapping[str, Any]) -> None:
+        for key, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+            expected, actual = (options.get("preconditions") or {}).get(key), item["metadata"][key]
+            if expected is not None and expected != actual:
+                problem = f"Precondition failed: {label} in precondition: {expected}, {label} in object meta: {actual}"
+                raise kind.conflict(item["metadata"]["name"], problem)
 
     def _grace(self, kind: ResourceType, before: Json, options: Mapping[str, Any]) -> float:
         over = (before.get("status") or {}).get("phase") in ("Succeeded", "Failed")

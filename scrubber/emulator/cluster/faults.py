@@ -6,11 +6,14 @@ outcome, also one that gets no answer.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+from scrubber.emulator.cluster.http import HttpRequest, HttpResponse
 from scrubber.emulator.cluster.status import StatusError
 
 
@@ -21,9 +24,12 @@ class Silence(Enum):
     """The connection stays open without an answer."""
     DROP = "drop"
     """The connection is closed without an answer."""
+    LOSE = "lose"
+    """The request takes effect, and the connection stays open without an answer."""
 
 
-Answer = StatusError | Silence
+Answer = StatusError | HttpResponse | bytes | Silence
+"""What a client receives instead of the operation's result; bytes are all that is sent on the connection."""
 
 
 def unauthorized() -> StatusError:
@@ -57,11 +63,24 @@ class ApiRequest:
     """Length of the request's body."""
     sent_bytes: int
     """Length of the answer's body; of a watch 0."""
+    http: HttpRequest = field(repr=False)
 
     @property
     def operation(self) -> str:
         """The request as a role names it, such as ``update resourceclaims/status``."""
         return f"{self.verb} {self.resource}"
+
+    @property
+    def body(self) -> Any:
+        """The body, as JSON; an empty object without one, or one that is no JSON."""
+        try:
+            return json.loads(self.http.body or b"{}")
+        except ValueError:
+            return {}
+
+
+Interceptor = Callable[[ApiRequest], Answer | None]
+"""Returns what happens to a request instead of the operation, or None. Its ``code`` is 0 yet."""
 
 
 @dataclass(slots=True)

@@ -49,6 +49,14 @@ class Drop(Exception):
     """The connection is closed without an answer."""
 
 
+class Raw(Exception):
+    """The connection is closed after ``data``, which need not be HTTP."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.data = data
+
+
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
@@ -74,6 +82,10 @@ class HttpConnection:
                     )
         except (ConnectionError, Drop):
             return
+        except Raw as raw:
+            with suppress(ConnectionError):
+                self._writer.write(raw.data)
+                await self._writer.drain()
         except Hang:
             with suppress(ConnectionError):
                 while await self._reader.read(MAX_READ):
@@ -107,7 +119,9 @@ class HttpConnection:
                 return None
 
     async def _respond(self, response: HttpResponse) -> None:
-        headers = [("Content-Type", response.content_type), *response.headers]
+        headers = [*response.headers]
+        if response.content_type:
+            headers.append(("Content-Type", response.content_type))
         if response.lines is None:
             headers.append(("Content-Length", str(len(response.body))))
         self._send(h11.Response(status_code=response.code, headers=headers))

@@ -6,7 +6,7 @@ Promise: a resource, a subresource or a selector that a real API server refuses 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ class ResourceType:
     fields: tuple[str, ...] = ()
     """Field selectors beside ``metadata.name`` and ``metadata.namespace``."""
     version: str = "v1"
+    custom: bool = False
+    """Whether a CustomResourceDefinition defines it, which the cluster need not have."""
 
     @property
     def api_version(self) -> str:
@@ -69,7 +71,11 @@ EVENTS = ResourceType(
     True,
     fields=("involvedObject.kind", "involvedObject.name", "involvedObject.namespace", "involvedObject.uid", "reason"),
 )
+SECRETS = ResourceType("", "secrets", "Secret", True)
 LEASES = ResourceType("coordination.k8s.io", "leases", "Lease", True)
+BUDGETS = ResourceType(
+    "policy", "poddisruptionbudgets", "PodDisruptionBudget", True, has_status=True, has_generation=True
+)
 CLAIMS = ResourceType(RESOURCE_GROUP, "resourceclaims", "ResourceClaim", True, has_status=True)
 CLAIM_TEMPLATES = ResourceType(RESOURCE_GROUP, "resourceclaimtemplates", "ResourceClaimTemplate", True)
 SLICES = ResourceType(
@@ -82,7 +88,19 @@ SLICES = ResourceType(
 )
 DEVICE_CLASSES = ResourceType(RESOURCE_GROUP, "deviceclasses", "DeviceClass", False, has_generation=True)
 
-RESOURCE_TYPES = (NODES, NAMESPACES, PODS, EVENTS, LEASES, CLAIMS, CLAIM_TEMPLATES, SLICES, DEVICE_CLASSES)
+RESOURCE_TYPES = (
+    NODES,
+    NAMESPACES,
+    PODS,
+    EVENTS,
+    SECRETS,
+    LEASES,
+    BUDGETS,
+    CLAIMS,
+    CLAIM_TEMPLATES,
+    SLICES,
+    DEVICE_CLASSES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +180,17 @@ def _label_in(key: str, values: set[str], positive: bool) -> Predicate:
 
 def _has_label(key: str, positive: bool) -> Predicate:
     return lambda item: (key in _labels(item)) is positive
+
+
+def matches_label_selector(item: Mapping[str, Any], selector: Mapping[str, Any]) -> bool:
+    """Whether a ``LabelSelector`` of another object selects ``item``; an empty one selects everything."""
+    labels = _labels(item)
+    operators: Mapping[str, Callable[[str, Sequence[str]], bool]] = {
+        "In": lambda key, values: labels.get(key) in values,
+        "NotIn": lambda key, values: labels.get(key) not in values,
+        "Exists": lambda key, _: key in labels,
+        "DoesNotExist": lambda key, _: key not in labels,
+    }
+    exact = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
+    expressions = selector.get("matchExpressions") or []
+    return exact and all(operators[each["operator"]](each["key"], each.get("values") or []) for each in expressions)

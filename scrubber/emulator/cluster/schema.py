@@ -7,6 +7,7 @@ dropped without an error, so that a misspelt one is noticed only by a client tha
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from scrubber.emulator.cluster.resources import (
     CLAIM_TEMPLATES,
     CLAIMS,
     DEVICE_CLASSES,
+    LEASES,
     NODES,
     PODS,
     SLICES,
@@ -145,11 +147,23 @@ _METADATA = {
     "ownerReferences": [OBJECT],
     "managedFields": ANY,
 }
+MICRO_TIME = re.compile(r"\d{4}(-\d\d){2}T\d\d(:\d\d){2}\.\d{6}(Z|[+-]\d\d:\d\d)")
+"""The only form in which the API server decodes a time with microseconds."""
+_LEASE_SPEC = {
+    "holderIdentity": str,
+    "leaseDurationSeconds": int,
+    "acquireTime": MICRO_TIME,
+    "renewTime": MICRO_TIME,
+    "leaseTransitions": int,
+    "strategy": str,
+    "preferredHolder": str,
+}
 _SHAPES: Mapping[ResourceType, Mapping[str, Any]] = {
     CLAIMS: {"spec": _CLAIM_SPEC, "status": _CLAIM_STATUS},
     CLAIM_TEMPLATES: {"spec": {"metadata": OBJECT, "spec": _CLAIM_SPEC}},
     SLICES: {"spec": _SLICE_SPEC},
     DEVICE_CLASSES: {"spec": _CLASS_SPEC},
+    LEASES: {"spec": _LEASE_SPEC},
     NODES: {"spec": OBJECT, "status": OBJECT},
     PODS: {"spec": OBJECT, "status": OBJECT},
 }
@@ -190,6 +204,11 @@ def _decoded(shape: Any, value: Any, path: str) -> Any:
             return copy.deepcopy(dict(value))
         known = [(key, each) for key, each in value.items() if key in shape and each is not None]
         return {key: _decoded(shape[key], each, f"{path}.{key}".lstrip(".")) for key, each in known}
+    if isinstance(shape, re.Pattern):
+        _check(isinstance(value, str), value, path, "string")
+        if not shape.fullmatch(value):
+            raise TypeError(f'parsing time "{value}" of field {path}: cannot parse as ".000000"')
+        return value
     types = shape if isinstance(shape, tuple) else (shape,)
     # A bool is an int for Python, and not for the API.
     _check(isinstance(value, types) and (bool in types or not isinstance(value, bool)), value, path, types[0].__name__)

@@ -13,16 +13,24 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
-from scrubber.emulator.cluster.access import ADMIN, Account
+from scrubber.emulator.cluster.access import ACCESS_REVIEWS, ADMIN, Account, review_access
 from scrubber.emulator.cluster.api import EmulatedApi
-from scrubber.emulator.cluster.faults import ApiFault, ApiRequest, RequestLog, Silence, unauthorized
-from scrubber.emulator.cluster.http import Drop, Hang, HttpConnection, HttpRequest, HttpResponse
+from scrubber.emulator.cluster.faults import (
+    Answer,
+    ApiFault,
+    ApiRequest,
+    Interceptor,
+    RequestLog,
+    Silence,
+    unauthorized,
+)
+from scrubber.emulator.cluster.http import Drop, Hang, HttpConnection, HttpRequest, HttpResponse, Raw
 from scrubber.emulator.cluster.patches import APPLY_PATCH
 from scrubber.emulator.cluster.resources import PODS, Json, ResourceType, Selection
 from scrubber.emulator.cluster.status import StatusError
@@ -54,6 +62,8 @@ class ApiServer:
         self.api = api or EmulatedApi()
         self.log = RequestLog()
         self.faults: list[ApiFault] = []
+        self.intercept: Interceptor = lambda request: None
+        """Called with every request before the faults."""
         self._timings = timings or ClusterTimings()
         self._tokens: dict[str, Account] = {}
         self._server: asyncio.Server | None = None
@@ -118,9 +128,9 @@ class ApiServer:
 
     # Accounts, faults, watches
 
-    def add_account(self, account: Account = ADMIN) -> str:
-        """Return a new token for ``account``."""
-        token = secrets.token_hex(16)
+    def add_account(self, account: Account = ADMIN, token: str = "") -> str:
+        """Return a token for ``account``: a new one, or ``token``, which no other account has from now on."""
+        token = token or secrets.token_hex(16)
         self._tokens[token] = account
         return token
 
@@ -172,59 +182,61 @@ class ApiServer:
     async def _handle(self, request: HttpRequest) -> HttpResponse:
         account = self._tokens.get(request.headers.get("authorization", "").removeprefix("Bearer "))
         target: Target | None = None
-        silence: Silence | None = None
+        problem: StatusError | None = None
         try:
             target = self._target(request)
-            silence = self._meet_fault(target, account)
-            if silence is not None:
-                raise Hang if silence is Silence.HANG else Drop
-            if account is None:
-                raise unauthorized()
-            if target is None:
-                response = self._discover(request.path)
-            else:
-                account.require(target.verb, target.kind, target.subresource, target.name, target.namespace)
-                response = self._answer(target, request, account)
         except StatusError as error:
-            retry = (("Retry-After", str(error.retry_after)),) if error.retry_after is not None else ()
-            response = HttpResponse(error.code, json.dumps(error.body).encode(), retry)
-        finally:
-            if silence is not None:
-                self._record(request, target, account, 0, 0)
-        self._record(request, target, account, response.code, len(response.body))
+            problem = error
+        entry = _log_entry(request, target, account)
+        fault = self._meet_fault(entry, target)
+        if fault is None or fault is Silence.LOSE:
+            response = self._respond(request, target, account, problem)
+        else:
+            response = _fault_response(fault)
+        self._record(replace(entry, code=response.code, sent_bytes=len(response.body)))
+        if isinstance(fault, Silence):
+            raise Drop if fault is Silence.DROP else Hang
+        if isinstance(fault, bytes):
+            raise Raw(fault)
         return response
 
-    def _record(
-        self, request: HttpRequest, target: Target | None, account: Account | None, code: int, sent: int
-    ) -> None:
-        verb = target.verb if target else request.method.lower()
-        resource = target.resource if target else request.path
-        self.log.requests.append(
-            ApiRequest(
-                at=asyncio.get_running_loop().time(),
-                account=account.name if account else "",
-                verb=verb,
-                resource=resource,
-                namespace=target.namespace if target else "",
-                name=target.name if target else "",
-                code=code,
-                received_bytes=len(request.body),
-                sent_bytes=sent,
-            )
-        )
+    def _respond(
+        self, request: HttpRequest, target: Target | None, account: Account | None, problem: StatusError | None
+    ) -> HttpResponse:
+        """Carry out a request; return the response, which may be the refusal ``problem``."""
+        try:
+            if problem is not None:
+                raise problem
+            if account is None:
+                raise unauthorized()
+            if request.path == ACCESS_REVIEWS and request.method == "POST":
+                return _json(review_access(account, _decoded(request)), 201)
+            if target is None:
+                return self._discover(request.path)
+            account.require(target.verb, target.kind, target.subresource, target.name, target.namespace)
+            return self._answer(target, request, account)
+        except StatusError as error:
+            return _refusal(error)
+
+    def _record(self, entry: ApiRequest) -> None:
+        self.log.requests.append(entry)
         self.api.store.changes.notify()
 
-    def _meet_fault(self, target: Target | None, account: Account | None) -> Silence | None:
+    def _meet_fault(self, entry: ApiRequest, target: Target | None) -> Answer | None:
+        """Return what happens to a request instead of the operation; None: nothing."""
+        answer = self.intercept(entry)
+        if answer is not None:
+            return answer
         for fault in self.faults:
             place = (target.verb, target.resource, target.name) if target else ("", "", "")
-            if fault.meets(*place, account.name if account else ""):
-                if isinstance(fault.answer, Silence):
-                    return fault.answer
-                raise fault.answer
+            if fault.meets(*place, entry.account):
+                return fault.answer
         return None
 
     def _target(self, request: HttpRequest) -> Target | None:
         """Return what the path names; None for a path outside the resources."""
+        if request.path == ACCESS_REVIEWS:
+            return None
         words = request.path.strip("/").split("/")
         group = words[1] if words[0] == "apis" and len(words) > 1 else ""
         words = words[3 if words[0] == "apis" else 2 :] if words[0] in ("api", "apis") else []
@@ -267,9 +279,7 @@ class ApiServer:
     def _answer(self, target: Target, request: HttpRequest, account: Account) -> HttpResponse:
         api, kind, name, namespace = self.api, target.kind, target.name, target.namespace
         if target.subresource == "eviction" and kind is PODS and target.verb == "create":
-            options = _decoded(request).get("deleteOptions") or {}
-            api.delete(kind, name, namespace, options=options, account=account)
-            return _json({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}, 201)
+            return _json(api.evict(name, namespace, _decoded(request), account=account), 201)
         if target.subresource == "log" and kind is PODS and target.verb == "get":
             text = api.read_log(name, namespace, request.query.get("container", ""))
             return HttpResponse(200, text.encode(), content_type="text/plain")
@@ -399,6 +409,38 @@ class _Moved:
 
     def __call__(self) -> bool:
         return self.server.api.store.version > self.version or self.server._bookmarks != self.bookmarks
+
+
+def _log_entry(request: HttpRequest, target: Target | None, account: Account | None) -> ApiRequest:
+    """Return the log's entry of a request that has no answer yet."""
+    return ApiRequest(
+        at=asyncio.get_running_loop().time(),
+        account=account.name if account else "",
+        verb=target.verb if target else request.method.lower(),
+        resource=target.resource if target else request.path,
+        namespace=target.namespace if target else "",
+        name=target.name if target else "",
+        code=0,
+        received_bytes=len(request.body),
+        sent_bytes=0,
+        http=request,
+    )
+
+
+def _fault_response(fault: Answer) -> HttpResponse:
+    """Return the response of a fault; code 0 without one."""
+    match fault:
+        case StatusError():
+            return _refusal(fault)
+        case HttpResponse():
+            return fault
+        case bytes() | Silence():
+            return HttpResponse(0)
+
+
+def _refusal(error: StatusError) -> HttpResponse:
+    retry = (("Retry-After", str(error.retry_after)),) if error.retry_after is not None else ()
+    return HttpResponse(error.code, json.dumps(error.body).encode(), retry)
 
 
 def _order(item: Json) -> str:

@@ -17,6 +17,7 @@ from scrubber.emulator.cluster.resources import (
     CLAIM_TEMPLATES,
     CLAIMS,
     DEVICE_CLASSES,
+    EVENTS,
     NODES,
     PODS,
     SLICES,
@@ -84,6 +85,8 @@ def validate_object(
         found += _claim_spec(item.get("spec") or {}, "spec", namespace_labels)
         if before is not None and before.get("spec") != item.get("spec"):
             found.append(problem("spec", "Invalid", "…", "field is immutable"))
+    elif kind is EVENTS:
+        found += _event(item)
     elif kind is CLAIM_TEMPLATES:
         inner = (item.get("spec") or {}).get("spec") or {}
         found += _claim_spec(inner, "spec.spec", namespace_labels)
@@ -105,6 +108,12 @@ def _name(kind: ResourceType, item: Json) -> Problems:
         for key in ("apiVersion", "kind", "name", "uid"):
             if not each.get(key):
                 yield problem(f"metadata.ownerReferences[{index}].{key}", "Required", "", "must not be empty")
+
+
+def _event(item: Json) -> Problems:
+    about = (item.get("involvedObject") or {}).get("namespace") or "default"
+    if about != item["metadata"]["namespace"]:
+        yield problem("involvedObject.namespace", "Invalid", about, "does not match event.namespace")
 
 
 # Slices

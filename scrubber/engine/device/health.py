@@ -14,7 +14,7 @@ from dataclasses import replace
 from scrubber.domain.baseline import Baseline, baseline_facts
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.device import Device
-from scrubber.domain.errors import DeviceFault, InvalidRequest, Refused, ResetInProgress, Unavailable
+from scrubber.domain.errors import BrokenCommand, DeviceFault, InvalidRequest, Refused, ResetInProgress, Unavailable
 from scrubber.domain.evidence import Finding, Severity, Step
 from scrubber.domain.formatting import format_duration
 from scrubber.domain.health.breaker import is_out_for_soft_signal
@@ -139,6 +139,9 @@ class DeviceHealth:
         if isinstance(away, ResetInProgress):
             self._silent_since = None
             raise away
+        if isinstance(away, BrokenCommand):  # a mistake in a program takes no device out of service
+            self._silent_since = None
+            return (Finding(Step.HEALTH, away.code, Severity.WARNING, str(away)),)
         now = self._dependencies.clock.monotonic()
         self._silent_since = now if self._silent_since is None else self._silent_since
         if now - self._silent_since < _SILENCE:

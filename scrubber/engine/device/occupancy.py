@@ -23,7 +23,7 @@ from scrubber.domain.telemetry import HolderKind
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.health import DeviceHealth
 from scrubber.engine.device.state import DeviceState
-from scrubber.engine.events import grantee_fields
+from scrubber.engine.events import grantee_fields, release_requested
 from scrubber.engine.pods import PodTracker
 from scrubber.engine.refusals import held_by_own_pod
 from scrubber.engine.unauthorized_use import UnauthorizedUseTracker
@@ -417,11 +417,7 @@ class Occupancy:
             for grant in record.open_grants:
                 if grant.claim is not None:
                     after = after.with_claim(grant.claim.uid, lambda claim: replace(claim, released_at=now))
-                    rows.append(
-                        Event(
-                            "claim.unprepare-requested", now, self._state.id, actor=actor, fields=grantee_fields(grant)
-                        )
-                    )
+                    rows.append(release_requested(grant, now, self._state.id, actor))
             rows.append(Event("device.released", now, self._state.id, actor=actor, fields={"tenant": record.tenant}))
             after = replace(after.after_release(), version=record.version + 1)
             await self._state.commit(LedgerChange(events=tuple(rows)), after)

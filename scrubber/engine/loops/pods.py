@@ -10,7 +10,7 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 
-from scrubber.domain.assignment import KubeletReading, Pod, Trust, presumed_sandbox
+from scrubber.domain.assignment import Claim, KubeletReading, Pod, Trust, presumed_sandbox
 from scrubber.domain.errors import LedgerFailure, ScrubberError, Unreadable
 from scrubber.domain.states import Hygiene
 from scrubber.engine.dependencies import Dependencies
@@ -70,9 +70,10 @@ async def follow_pod_ends(node: Node, *, dependencies: Dependencies) -> None:
     async with asyncio.TaskGroup() as group:
         while True:
             # The container that was started is part of the key: the pod may have ended before it was identified. So is
-            # whether the kubelet lists a claim for the pod: only then is it certain that the pod's cgroup exists.
+            # whether the kubelet lists a claim for the pod, and whether a job's end was reported: only then is it certain
+            # that the cgroup exists.
             starts = {
-                (pod, grant.started, grant.claim is not None and pod in grant.claim.listed_pods)
+                (pod, grant.started, grant.claim is not None and _may_have_cgroup(grant.claim, pod))
                 for record in node.devices.records()
                 if record.hygiene is Hygiene.IN_USE
                 for grant in record.open_grants
@@ -88,6 +89,10 @@ async def follow_pod_ends(node: Node, *, dependencies: Dependencies) -> None:
                 )
             failures.keep({pod for pod, _, _ in starts})
             version = (await node.wait_for_change(version)).version
+
+
+def _may_have_cgroup(claim: Claim, pod: Pod) -> bool:
+    return pod in claim.listed_pods if claim.manager is None else not claim.is_prepared
 
 
 class _WatchFailures:

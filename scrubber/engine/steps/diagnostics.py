@@ -14,6 +14,7 @@ __all__ = ["diagnose"]
 _SLACK = 15.0
 """Seconds on top of those of the level: the child has to start, and a loaded node is not a broken device."""
 
+_NO_CHECKS = "diagnostics: the command has none"
 _RATES = SharedResource("rates of diagnostics", 1)
 """Transfers share the host's memory and bus, and instances share the power of their GPU. A device whose rates are
 compared with a minimum is therefore diagnosed alone: beside others, a healthy one could be too slow."""
@@ -37,6 +38,9 @@ async def diagnose(context: ScrubContext) -> StepResult:
         findings = (Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_FAILED, Severity.FAULT, str(fault)),)
     else:
         findings = diagnostic_findings(checks, context.device.model, context.policy.diagnostics.min_rates)
+        if not checks and context.device.claimed_by:
+            seconds = dependencies.clock.monotonic() - start
+            return StepResult(Step.DIAGNOSTICS, Verdict.NOT_COVERED, seconds, (), measured, (_NO_CHECKS,))
         if not checks:
             message = "The diagnostics returned no checks."
             findings = (Finding(Step.DIAGNOSTICS, FindingCode.DIAGNOSTICS_FAILED, Severity.FAULT, message),)

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import DeviceFault, Unreadable
 from scrubber.domain.evidence import Finding, FindingCode, Severity, Step, StepResult, Verdict
+from scrubber.domain.jobs import job_of
 from scrubber.domain.pods import PodState
 from scrubber.domain.policy import Enforcement, UninspectedProcessAction
+from scrubber.domain.record import Grant
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport, UninspectedProcess
 from scrubber.domain.usage import may_be_killed, may_hold_undetected
 from scrubber.engine.steps.context import ScrubContext
@@ -118,7 +120,7 @@ async def _kill_leftovers(context: ScrubContext, uncovered: list[str]) -> tuple[
         if where.state is PodState.ALIVE or grant.pod is None:
             findings.append(
                 context.blocking_finding(
-                    Step.HOLDERS, FindingCode.EARLIER_POD_RUNNING, _earlier_pod_message(grant.pod, len(where.processes))
+                    Step.HOLDERS, FindingCode.EARLIER_POD_RUNNING, _earlier_pod_message(grant, len(where.processes))
                 )
             )
             continue
@@ -152,7 +154,7 @@ async def _kill_leftovers(context: ScrubContext, uncovered: list[str]) -> tuple[
                 context.blocking_finding(
                     Step.HOLDERS,
                     FindingCode.EARLIER_POD_RUNNING,
-                    _earlier_pod_message(grant.pod, len(where.unproven_processes)),
+                    _earlier_pod_message(grant, len(where.unproven_processes)),
                 )
             )
         if survivors:
@@ -178,12 +180,13 @@ async def _kill_unreadable_pod(context: ScrubContext, pod: Pod, proof: str) -> F
     return Finding(Step.HOLDERS, FindingCode.HOLDER_UNKILLABLE, Severity.FAULT, message)
 
 
-def _earlier_pod_message(pod: object, processes: int) -> str:
-    name = f"{getattr(pod, 'namespace', '?')}/{getattr(pod, 'name', '?')}" if pod is not None else "an unknown pod"
+def _earlier_pod_message(grant: Grant, processes: int) -> str:
+    name = "an unknown pod" if grant.pod is None else f"{grant.pod.namespace}/{grant.pod.name}"
     what = (
         f"{processes} of its process(es) still run" if processes else "it may still be starting or holding the device"
     )
-    return f"The earlier pod {name} is not over: {what}."
+    tenant = f"earlier pod {name}" if not job_of(grant.claim) or grant.claim is None else f"earlier {grant.claim.title}"
+    return f"The {tenant} is not over: {what}."
 
 
 async def _remaining_holder_findings(context: ScrubContext, uncovered: list[str]) -> list[Finding]:

@@ -16,6 +16,8 @@ async def clear_memory(context: ScrubContext) -> StepResult:
     The deadline counts from the request to the eraser, so a node that starts it slowly uses none of it.
     """
     dependencies = context.dependencies
+    if context.device.claimed_by and not context.policy.memory.accept_claims:
+        return _claim_not_accepted(context)
     limit = context.policy.limits.memory_deadline(context.device.memory_bytes)
     rule = context.policy.memory
     request = EraseRequest(
@@ -40,6 +42,15 @@ async def clear_memory(context: ScrubContext) -> StepResult:
         return _judge(context, report, dependencies.clock.monotonic() - start)
 
 
+def _claim_not_accepted(context: ScrubContext) -> StepResult:
+    message = (
+        f"That the memory is cleared would only be claimed by {context.device.claimed_by}, which the policy does not "
+        "accept; to accept it, set memory.acceptClaims: true in the policy."
+    )
+    finding = context.blocking_finding(Step.MEMORY, FindingCode.CLAIM_NOT_ACCEPTED, message)
+    return StepResult(Step.MEMORY, Verdict.FAILED, 0.0, (finding,))
+
+
 def _is_unaccounted(report: EraseReport, max_uncovered: int) -> bool:
     """Whether some memory is unaccounted for, or too much is not covered, because another process may have it.
 
@@ -47,12 +58,15 @@ def _is_unaccounted(report: EraseReport, max_uncovered: int) -> bool:
     """
     reached = report.total_bytes - report.not_covered_bytes
     unnamed = report.not_covered_bytes > 0 and not report.not_covered
-    short = reached <= 0 or min(report.cleared_bytes, report.verified_bytes) < reached
+    verified = report.cleared_bytes if report.verified_bytes is None else report.verified_bytes
+    short = reached <= 0 or min(report.cleared_bytes, verified) < reached
     return short or unnamed or report.not_covered_bytes - report.reserved_bytes > max_uncovered
 
 
 def _judge(context: ScrubContext, report: EraseReport, seconds: float) -> StepResult:
     findings: list[Finding] = []
+    # A device of a claimant may have none; what remains on it is then named as not covered.
+    has_memory = report.total_bytes > 0 or not context.device.claimed_by
     if report.fence_broken:
         message = (
             "The fence was broken while the device was cleared: a process tried to open the device or "
@@ -63,7 +77,7 @@ def _judge(context: ScrubContext, report: EraseReport, seconds: float) -> StepRe
         message = f"{report.failed_bytes} bytes did not read back as they were written."
         evidence = {"failed_bytes": report.failed_bytes}
         findings.append(Finding(Step.MEMORY, FindingCode.VERIFICATION_FAILED, Severity.FAULT, message, evidence))
-    elif _is_unaccounted(report, context.policy.memory.max_uncovered):
+    elif has_memory and _is_unaccounted(report, context.policy.memory.max_uncovered):
         message = (
             f"{report.cleared_bytes} cleared and {report.verified_bytes} verified of {report.total_bytes} "
             f"bytes, {report.not_covered_bytes} unreachable; the driver reserves {report.reserved_bytes}."
@@ -90,6 +104,7 @@ def _judge(context: ScrubContext, report: EraseReport, seconds: float) -> StepRe
         "residue_map": " ".join(map(str, report.residue_map)) if report.residue_bytes else "",
         **{f"{phase}_seconds": round(duration, 6) for phase, duration in report.seconds_by_phase},
     }
+    verdict = Verdict.PASSED if has_memory else Verdict.NOT_COVERED
     return StepResult(
-        Step.MEMORY, Verdict.FAILED if bad else Verdict.PASSED, seconds, tuple(findings), measured, report.not_covered
+        Step.MEMORY, Verdict.FAILED if bad else verdict, seconds, tuple(findings), measured, report.not_covered
     )

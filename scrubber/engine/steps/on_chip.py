@@ -18,7 +18,8 @@ async def evaluate_on_chip(context: ScrubContext) -> StepResult:
         if phase == "on-chip"
     )
     if found is None:
-        return StepResult(Step.ON_CHIP, Verdict.NOT_COVERED, seconds)
+        unknown = ("on-chip: not known to the command",) if context.device.claimed_by else ()
+        return StepResult(Step.ON_CHIP, Verdict.NOT_COVERED, seconds, not_covered=unknown)
     findings: list[Finding] = []
     if found.units_cleared < found.units or found.units < 1:
         message = f"Only {found.units_cleared} of {found.units} processors ran and were cleared."

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from scrubber.domain.assignment import Claim
 from scrubber.domain.evidence import PathKind, ScrubRecord, Step
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
@@ -63,6 +64,7 @@ class DeviceMetrics:
         self._break_glass_end = SnapshotMetric(declared.BREAK_GLASS_EXPIRY)
         self._enforcement = SnapshotMetric(declared.DEVICES)
         self._claims = SnapshotMetric(declared.CLAIMS)
+        self._jobs = SnapshotMetric(declared.JOBS)
         self._coverage = SnapshotMetric(declared.MEMORY_COVERAGE)
         self._rate = SnapshotMetric(declared.CLEAR_RATE)
         self._steps = SnapshotMetric(declared.LAST_SCRUB_STEP_DURATION)
@@ -86,6 +88,7 @@ class DeviceMetrics:
             *(
                 self._enforcement,
                 self._claims,
+                self._jobs,
                 self._coverage,
                 self._rate,
                 self._steps,
@@ -104,7 +107,8 @@ class DeviceMetrics:
             self._devices = devices
             for member, series in self._by_record:
                 member.series = {(each.device.id, *labels): value for each in devices for labels, value in series(each)}
-            self._claims.series = _claims(devices)
+            self._claims.series = _by_end(_claims(devices, jobs=False), "prepared", "releasing")
+            self._jobs.series = _by_end(_claims(devices, jobs=True), "running", "ending")
             self._enforcement.series = {(mode,): sum(each.enforcement is mode for each in devices) for mode in _MODES}
         present = {each.device.id for each in devices}
         kept = [(device, each) for device, each in list(self._histories.items()) if device in present]
@@ -156,12 +160,17 @@ class DeviceMetrics:
         return history
 
 
-def _claims(devices: Sequence[DeviceStatus]) -> dict[tuple[str, ...], float]:
-    """Return the number of claims by state: one is prepared as long as it is on any device."""
-    claims = [grant.claim for each in devices for grant in each.record.open_grants if grant.claim is not None]
+def _claims(devices: Sequence[DeviceStatus], *, jobs: bool) -> list[Claim]:
+    """Return the claims, or the jobs, that have devices, once for each device."""
+    claims = (grant.claim for each in devices for grant in each.record.open_grants if grant.claim is not None)
+    return [each for each in claims if (each.manager is not None) is jobs]
+
+
+def _by_end(claims: Sequence[Claim], before: str, after: str) -> dict[tuple[str, ...], float]:
+    """Return the number of ``claims`` before and after their release: one is prepared as long as it is on any device."""
     prepared = {each.uid for each in claims if each.is_prepared}
     releasing = {each.uid for each in claims} - prepared
-    return {("prepared",): float(len(prepared)), ("releasing",): float(len(releasing))}
+    return {(before,): float(len(prepared)), (after,): float(len(releasing))}
 
 
 def _state(each: DeviceStatus) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -97,6 +97,7 @@ def _both(name: str, level: int | None, fields: tuple[_Field, ...], description:
 
 _OF_A_REFUSAL: Final = ("method", "resource", "devices", "code", "message", "public_message")
 _OF_A_CLAIM: Final = (EventField("claim", "namespace and name"), "claim_uid")
+_JOB: Final = EventField("job", "manager and ID, such as `slurm/4711`")
 _OF_A_HEALTH_CHANGE: Final = ("device", "scrub_id", "cause", "message", "recovery_method", "tenant")
 
 _HANDOVERS: Final = (
@@ -105,7 +106,7 @@ _HANDOVERS: Final = (
         INFO,
         (
             *("device", "scrub_id", "kind", "path", "grant", "certificate", "base_certificate", "exception"),
-            *("tenant", "pod", "container", *_OF_A_CLAIM, "duration_seconds"),
+            *("tenant", "pod", "container", *_OF_A_CLAIM, _JOB, "duration_seconds"),
         ),
         "The device was granted to its tenant. `scrub_id` is the check of this hand-over. `base_certificate` is the last "
         "scrub's certificate; it is `null` where an operator or `observe` permitted the start. `exception` is the policy's "
@@ -123,6 +124,13 @@ _HANDOVERS: Final = (
         ("device", "tenant", "pod", *_OF_A_CLAIM),
         "The kubelet asked the DRA driver to unprepare the claim, or an operator ordered a scrub after all its pods were gone. "
         "The device is scrubbed as soon as the claim's pods have ended.",
+    ),
+    _audited(
+        "job.end-reported",
+        INFO,
+        ("device", "tenant", "pod", _JOB),
+        "The manager of the job reported its end: by its epilog, or because it gave the device to another job. The device is "
+        "released once no process of the job is left.",
     ),
     _audited(
         "claim.pods-changed",
@@ -193,7 +201,7 @@ _HANDOVERS: Final = (
     _audited(
         "device.adopted",
         INFO,
-        ("device", "tenant", "pod", *_OF_A_CLAIM),
+        ("device", "tenant", "pod", *_OF_A_CLAIM, _JOB),
         "A pod used the device before the service started to watch it. The device is left alone until the pod is over.",
     ),
     _audited(
@@ -633,6 +641,12 @@ _SERVICE: Final = (
         "The service is not certain which pod has which device. Runbook `ScrubberKubeletUntrusted`.",
     ),
     _service("kubelet.trusted", INFO, (), "It is certain again."),
+    _service(
+        "kubelet.none",
+        INFO,
+        (),
+        "The service runs without a kubelet (`--no-kubelet`), so the node has no pods: devices are handed over to jobs only.",
+    ),
     _service(
         "pods.watch-failed",
         WARNING,

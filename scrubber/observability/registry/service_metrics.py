@@ -304,6 +304,12 @@ CLAIMS: Final = MetricDeclaration(
     "clean.",
     (MetricLabel("state", ("prepared", "releasing")),),
 )
+JOBS: Final = MetricDeclaration(
+    "scrubber_jobs",
+    _GAUGE,
+    "Jobs that have devices: running, or ending until they have no process left and the devices are clean.",
+    (MetricLabel("state", ("running", "ending")),),
+)
 QUARANTINE_START: Final = MetricDeclaration(
     "scrubber_quarantine_start_timestamp_seconds",
     _GAUGE,

@@ -30,13 +30,13 @@ async def coverage(stand: Stand, log: Log) -> None:
     request = EraseRequest("coverage", audit=True, pattern=True, deadline=_DEADLINE)
     report = await stand.eraser.erase(stand.device, request, lambda _: None)
     reachable = report.total_bytes - report.reserved_bytes
-    share = min(report.cleared_bytes, report.verified_bytes) / reachable
+    share = min(report.cleared_bytes, report.verified_bytes or 0) / reachable
     uncovered, allowed = report.not_covered_bytes - report.reserved_bytes, MemoryRule().max_uncovered
     log.judged(
         "coverage",
         report.failed_bytes == report.unreleased_bytes == 0
-        and report.cleared_bytes == report.verified_bytes > 0
-        and report.verified_bytes + report.not_covered_bytes == report.total_bytes
+        and report.cleared_bytes == (report.verified_bytes or 0) > 0
+        and (report.verified_bytes or 0) + report.not_covered_bytes == report.total_bytes
         and uncovered <= allowed,
         f"{report.verified_bytes} of {reachable} bytes were cleared and verified ({100 * share:.3f} %); "
         f"{report.failed_bytes} did not read back as zeros, {uncovered} were unreachable (at most {allowed} may), "
@@ -111,7 +111,7 @@ async def killed(stand: Stand, log: Log) -> None:
     report = await stand.eraser.erase(stand.device, request, lambda _: None)
     log.judged(
         "kill.next-scrub",
-        report.failed_bytes == 0 and report.verified_bytes > 0,
+        report.failed_bytes == 0 and (report.verified_bytes or 0) > 0,
         f"The next scrub counted {report.residue_bytes} bytes of residue and verified {report.verified_bytes} bytes.",
         residue_bytes=report.residue_bytes,
         verified_bytes=report.verified_bytes,

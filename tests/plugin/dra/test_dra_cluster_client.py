@@ -12,7 +12,9 @@ import pytest
 
 from plugin.cluster.client import ApiServerClient
 from plugin.cluster.errors import ApiBusy, ApiConflict, ApiForbidden, ApiInvalidRequest, ApiNotFound, ApiUnavailable
-from tests.cluster.api_server import MERGE, ApiServerStandIn, Request, Response, failure, kubeconfig
+from scrubber.emulator.cluster import Answer, ApiRequest, HttpResponse, StatusError
+from scrubber.emulator.cluster.patches import MERGE_PATCH
+from tests.cluster.plugin_server import PluginApiServer, answer, failure, kubeconfig
 from tests.plugin_collaborators import DEADLINE
 
 DRIVER = "gpu.scrubber.dev"
@@ -27,65 +29,68 @@ SLICE = {
 
 
 @asynccontextmanager
-async def connected(directory: Path, *answers: Response) -> AsyncIterator[tuple[ApiServerClient, list[Request]]]:
+async def connected(directory: Path, *answers: Answer) -> AsyncIterator[tuple[ApiServerClient, list[ApiRequest]]]:
     """Provide a client, and the requests that the API server received; it gives ``answers`` in turn,
     and the last one from then on."""
     waiting = list(answers)
 
-    def next_answer(request: Request) -> Response:
+    def next_answer(request: ApiRequest) -> Answer:
         return waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
-    async with ApiServerStandIn() as server:
-        server.fault = next_answer
+    async with PluginApiServer() as server:
+        server.intercept = next_answer
         client = ApiServerClient(kubeconfig(directory, server.url), "node-1", deadline=DEADLINE)
-        yield client, server.requests
+        yield client, server.log.requests
         await client.close()
 
 
-def watch_events(*events: tuple[str, dict[str, Any]]) -> Response:
+def watch_events(*events: tuple[str, dict[str, Any]]) -> Answer:
     lines = "".join(json.dumps({"type": kind, "object": object_}) + "\n" for kind, object_ in events)
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(lines)}\r\n\r\n"
-    return Response(raw=(head + lines).encode())
+    return HttpResponse(200, lines.encode())
 
 
 async def test_claim_is_read_with_fields_that_the_library_does_not_know(tmp_path: Path) -> None:
     claim = {"metadata": {"name": "c", "namespace": "team-a", "uid": "u"}, "spec": FUTURE}
-    async with connected(tmp_path, Response(200, claim)) as (client, requests):
+    async with connected(tmp_path, answer(claim)) as (client, requests):
         assert await client.get_claim("team-a", "c") == claim
-        assert requests[0].path == "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/c"
+        assert requests[0].http.path == "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/c"
 
 
 async def test_device_class_is_read(tmp_path: Path) -> None:
     found = {"metadata": {"name": "gpus"}, "spec": {"extendedResourceName": "nvidia.com/gpu"}}
-    async with connected(tmp_path, Response(200, found)) as (client, requests):
+    async with connected(tmp_path, answer(found)) as (client, requests):
         assert await client.get_device_class("gpus") == found
-        assert requests[0].path == "/apis/resource.k8s.io/v1/deviceclasses/gpus"
+        assert requests[0].http.path == "/apis/resource.k8s.io/v1/deviceclasses/gpus"
 
 
 async def test_claim_status_is_changed_by_a_merge_patch_of_the_subresource(tmp_path: Path) -> None:
     patch = {"status": {"devices": [{"driver": DRIVER}]}}
-    async with connected(tmp_path, Response(200, {"metadata": {"name": "c"}})) as (client, requests):
+    async with connected(tmp_path, answer({"metadata": {"name": "c"}})) as (client, requests):
         await client.patch_claim_status("team-a", "c", patch)
         (request,) = requests
-        assert request.path == "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/c/status"
-        assert (request.method, request.kind, request.body) == ("PATCH", MERGE, patch)
+        assert request.http.path == "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/c/status"
+        assert (request.http.method, request.http.headers["content-type"], request.body) == (
+            "PATCH",
+            MERGE_PATCH,
+            patch,
+        )
 
 
 async def test_slices_of_the_driver_on_this_node_are_listed_with_the_lists_version(tmp_path: Path) -> None:
     found = {"metadata": {"resourceVersion": "41"}, "items": [SLICE]}
-    async with connected(tmp_path, Response(200, found)) as (client, requests):
+    async with connected(tmp_path, answer(found)) as (client, requests):
         assert await client.list_slices(DRIVER) == ("41", [SLICE])
-        (selector,) = requests[0].query["fieldSelector"]
+        selector = requests[0].http.query["fieldSelector"]
         assert sorted(selector.split(",")) == [f"spec.driver={DRIVER}", "spec.nodeName=node-1"]
 
 
 async def test_slice_is_created_replaced_and_deleted(tmp_path: Path) -> None:
-    answers = Response(201, SLICE), Response(200, SLICE), Response(200, {"kind": "Status", "status": "Success"})
+    answers = answer(SLICE, 201), answer(SLICE), answer({"kind": "Status", "status": "Success"})
     async with connected(tmp_path, *answers) as (client, requests):
         assert await client.create_slice(SLICE) == SLICE
         assert await client.replace_slice(SLICE) == SLICE
         await client.delete_slice(SLICE)
-        assert [(each.method, each.path) for each in requests] == [
+        assert [(each.http.method, each.http.path) for each in requests] == [
             ("POST", SLICES),
             ("PUT", f"{SLICES}/0-a"),
             ("DELETE", f"{SLICES}/0-a"),
@@ -100,14 +105,14 @@ async def test_watch_of_slices_begins_after_a_version_and_yields_each_change(tmp
         changes = client.watch_slices(DRIVER, "41")
         assert [await anext(changes), await anext(changes)] == [("MODIFIED", SLICE), ("DELETED", SLICE)]
         await changes.aclose()
-        assert requests[0].query["resourceVersion"] == ["41"]
+        assert requests[0].http.query["resourceVersion"] == "41"
 
 
 GONE = failure(410, "Expired", "too old resource version: 41 (99)")
 
 
 @pytest.mark.parametrize("answer", [GONE, watch_events(("ERROR", GONE.body))], ids=["status", "event"])
-async def test_watch_from_a_version_that_is_too_old_is_not_found(tmp_path: Path, answer: Response) -> None:
+async def test_watch_from_a_version_that_is_too_old_is_not_found(tmp_path: Path, answer: Answer) -> None:
     async with connected(tmp_path, answer) as (client, _):
         with pytest.raises(ApiNotFound, match="410"):
             await anext(client.watch_slices(DRIVER, "41"))
@@ -130,31 +135,31 @@ async def test_error_event_of_a_watch_that_asks_for_a_pause_keeps_its_kind(tmp_p
     ],
 )
 async def test_refusal_of_a_slice_becomes_an_error_with_the_servers_message(
-    tmp_path: Path, answer: Response, error: type[Exception]
+    tmp_path: Path, answer: StatusError, error: type[Exception]
 ) -> None:
     async with connected(tmp_path, answer) as (client, _):
-        with pytest.raises(error, match=answer.body["message"]):
+        with pytest.raises(error, match=str(answer)):
             await client.create_slice(SLICE)
 
 
 async def test_uid_of_the_node_is_read_for_the_owner_reference(tmp_path: Path) -> None:
-    async with connected(tmp_path, Response(200, {"metadata": {"name": "node-1", "uid": "node-uid"}})) as (client, _):
+    async with connected(tmp_path, answer({"metadata": {"name": "node-1", "uid": "node-uid"}})) as (client, _):
         assert await client.get_node_uid() == "node-uid"
 
 
 async def test_all_claims_are_listed_in_pages_and_only_selected_ones_are_kept(tmp_path: Path) -> None:
     claims = [{"metadata": {"name": name, "namespace": "team-a", "uid": name}} for name in "abc"]
     pages = (
-        Response(200, {"metadata": {"resourceVersion": "41", "continue": "more"}, "items": claims[:2]}),
-        Response(200, {"metadata": {"resourceVersion": "41"}, "items": claims[2:]}),
+        answer({"metadata": {"resourceVersion": "41", "continue": "more"}, "items": claims[:2]}),
+        answer({"metadata": {"resourceVersion": "41"}, "items": claims[2:]}),
     )
     async with connected(tmp_path, *pages) as (client, requests):
         found = await client.list_claims(lambda each: each["metadata"]["name"] != "a")
         assert found == ("41", claims[1:])
-        assert {each.path for each in requests} == {"/apis/resource.k8s.io/v1/resourceclaims"}
-        assert [(each.query["limit"], each.query.get("continue")) for each in requests] == [
-            (["100"], None),
-            (["100"], ["more"]),
+        assert {each.http.path for each in requests} == {"/apis/resource.k8s.io/v1/resourceclaims"}
+        assert [(each.http.query["limit"], each.http.query.get("continue")) for each in requests] == [
+            ("100", None),
+            ("100", "more"),
         ]
 
 
@@ -164,8 +169,8 @@ async def test_all_claims_are_watched_after_a_version(tmp_path: Path) -> None:
         changes = client.watch_claims("41")
         assert await anext(changes) == ("MODIFIED", claim)
         await changes.aclose()
-        assert requests[0].path == "/apis/resource.k8s.io/v1/resourceclaims"
-        assert requests[0].query["resourceVersion"] == ["41"]
+        assert requests[0].http.path == "/apis/resource.k8s.io/v1/resourceclaims"
+        assert requests[0].http.query["resourceVersion"] == "41"
 
 
 async def test_one_claim_is_watched_in_its_namespace(tmp_path: Path) -> None:
@@ -174,5 +179,5 @@ async def test_one_claim_is_watched_in_its_namespace(tmp_path: Path) -> None:
         changes = client.watch_claim("team-a", "c")
         assert await anext(changes) == ("ADDED", claim)
         await changes.aclose()
-        assert requests[0].path == "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
-        assert requests[0].query["fieldSelector"] == ["metadata.name=c"]
+        assert requests[0].http.path == "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
+        assert requests[0].http.query["fieldSelector"] == "metadata.name=c"

@@ -1,0 +1,156 @@
+"""The health of AMD GPUs: snapshots from the driver's child, and signals from its counters, which are polled.
+
+The driver sends its events only to processes that open ``/dev/kfd``, and such a process counts as a user of every GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from scrubber.adapters.amd.conditions import ERROR_SIGNAL, MEMORY_BLOCK, block_number
+from scrubber.adapters.amd.errors import ErrorCounters
+from scrubber.adapters.amd.holders import AmdHolders
+from scrubber.adapters.amd.requests import device_request, optional_count, pci_address, texts
+from scrubber.adapters.children.message import Message
+from scrubber.adapters.children.request_pool import RequestPool
+from scrubber.adapters.signal_stream import SignalBroadcaster
+from scrubber.domain.device import Device
+from scrubber.domain.errors import ScrubberError, Unreadable
+from scrubber.domain.telemetry import Signal, Snapshot
+
+__all__ = ["AmdTelemetry"]
+
+_UNCORRECTED, _CORRECTED, _DEFERRED = "ue", "ce", "de"
+_RETIRED, _PENDING, _FAILED = "R", "P", "F"
+
+
+class AmdTelemetry:
+    """:class:`scrubber.ports.Telemetry` of the driver's files.
+
+    Args:
+        devices: returns the devices as last listed.
+        fingerprint: returns a text that changes with the inventory.
+        poll_interval: seconds between two polls of the counters.
+    """
+
+    def __init__(
+        self,
+        requests: RequestPool,
+        holders: AmdHolders,
+        errors: ErrorCounters,
+        *,
+        devices: Callable[[], Sequence[Device]],
+        fingerprint: Callable[[], str],
+        poll_interval: float,
+    ) -> None:
+        self._requests = requests
+        self._holders = holders
+        self._errors = errors
+        self._devices = devices
+        self._fingerprint = fingerprint
+        self._poll_interval = poll_interval
+        self._signals = SignalBroadcaster()
+        self._seen: dict[str, dict[str, int]] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    async def snapshot(self, device: Device) -> Snapshot:
+        answer = await self._requests.request(pci_address(device), device_request(device, "snapshot"))
+        counts = _counts(answer)
+        uncorrected = self._errors.since_reset(pci_address(device), _of_kind(counts, _UNCORRECTED))
+        self._notice(device, uncorrected)
+        errors: dict[int, int] = {}
+        for block, count in uncorrected.items():
+            if count and block != MEMORY_BLOCK:
+                errors[block_number(block)] = errors.get(block_number(block), 0) + count
+        pages = answer.get("pages")
+        retired = dict.fromkeys((_RETIRED, _PENDING, _FAILED), 0) | (pages if isinstance(pages, dict) else {})
+        counters = {
+            "ecc_corrected": sum(_of_kind(counts, _CORRECTED).values()),
+            "ecc_deferred": sum(_of_kind(counts, _DEFERRED).values()),
+        }
+        if isinstance(pages, dict):
+            counters["retired_pages"] = retired[_RETIRED]
+        return Snapshot(
+            device.id,
+            errors=errors,
+            ecc_uncorrected=uncorrected.get(MEMORY_BLOCK),
+            temperature_celsius=optional_count(answer, "temperature"),
+            is_held=await self._holders.usage_shows_holder(device, answer),
+            settings=texts(answer, "settings"),
+            defaults=texts(answer, "defaults"),
+            conditions=_conditions(answer, retired),
+            counters=counters,
+        )
+
+    def signals(self) -> AsyncIterator[Signal]:
+        if self._poller is None:
+            self._poller = asyncio.create_task(self._poll(self._fingerprint()), name="AMD counters")
+        return self._signals.subscribe()
+
+    async def read_uncorrected(self, device: Device) -> Mapping[str, int]:
+        """Return the driver's own counts of uncorrected errors by block, those before the last reset included."""
+        answer = await self._requests.request(pci_address(device), device_request(device, "snapshot"))
+        return _of_kind(_counts(answer), _UNCORRECTED)
+
+    def forget(self, device: Device) -> None:
+        """Forget the errors that signals were sent for: the device was reset."""
+        self._seen.pop(device.id, None)
+
+    async def close(self) -> None:
+        """Stop polling; every stream ends."""
+        if self._poller is not None:
+            self._poller.cancel()
+            await asyncio.wait({self._poller})
+        self._signals.close()
+
+    async def _poll(self, fingerprint: str) -> None:
+        while True:
+            for device in self._devices():
+                try:
+                    await self.snapshot(device)
+                except ScrubberError:
+                    continue  # the health loop reads each device itself, and acts on it
+            await asyncio.sleep(self._poll_interval)
+            if (now := self._fingerprint()) != fingerprint:
+                fingerprint = now
+                self._signals.publish([Signal(None, "changed")])
+
+    def _notice(self, device: Device, uncorrected: Mapping[str, int]) -> None:
+        """Send a signal for each block whose count has grown since it was last read."""
+        before, self._seen[device.id] = self._seen.get(device.id, {}), dict(uncorrected)
+        self._signals.publish(
+            Signal(device.id, "ecc", count)
+            if block == MEMORY_BLOCK
+            else Signal(device.id, ERROR_SIGNAL, block_number(block))
+            for block, count in uncorrected.items()
+            if count > before.get(block, 0)
+        )
+
+
+def _conditions(answer: Message, pages: Mapping[str, int]) -> dict[str, str]:
+    found = {
+        "page-retirement-pending": pages[_PENDING],
+        "page-retirement-failure": pages[_FAILED],
+    }
+    conditions = {code: f"{count} pages" for code, count in found.items() if count}
+    width, most = optional_count(answer, "width"), optional_count(answer, "max_width")
+    if width is not None and most is not None and 0 < width < most:
+        conditions["pcie-width"] = f"x{width} of x{most}"
+    return conditions
+
+
+def _counts(answer: Message) -> dict[str, dict[str, int]]:
+    """Return the error counters: block → kind → count.
+
+    Raises:
+        Unreadable: the reply has none.
+    """
+    found = answer.get("errors")
+    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
+        raise Unreadable("The driver's response is invalid: 'errors' is not an object of counters.")
+    return found
+
+
+def _of_kind(counts: Mapping[str, Mapping[str, int]], kind: str) -> dict[str, int]:
+    return {block: kinds[kind] for block, kinds in counts.items() if kind in kinds}

@@ -1,0 +1,304 @@
+"""The AMD backend fulfils the contracts of every backend, over the files of a simulated machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.amd.backend import amd_backend
+from scrubber.adapters.amd.conditions import AMD_SIGNALS
+from scrubber.adapters.amd.driver_settings import validation_errors
+from scrubber.adapters.children.process import Children
+from scrubber.domain.device import Device
+from scrubber.domain.errors import DeviceBusy, DeviceLost, Unavailable, Unreadable
+from scrubber.domain.health.signal_table import ErrorClass
+from scrubber.domain.policy import Policy
+from scrubber.domain.telemetry import HolderKind, Signal
+from scrubber.ports.device import DeviceBackend
+from tests.adapters.backend_contract import BackendContract, ignore_progress, request
+from tests.adapters.diagnostics_contract import DiagnosticsContract
+from tests.amd.machine import MIB, AmdMachine, Part, write
+
+_BLOCKS = {1: "sdma", 2: "gfx", 3: "mmhub"}
+
+
+class AmdRig:
+    """The rig of both contracts."""
+
+    error_signal = "ras"
+
+    def __init__(self, machine: AmdMachine, backend: DeviceBackend, device: Device, other: Device) -> None:
+        self.machine = machine
+        self.backend = backend
+        self.diagnostics = backend.diagnostics
+        self.device = device
+        self.other = other
+
+    def part(self, device: Device) -> Part:
+        return self.machine.parts[device.id]
+
+    def fill(self, device: Device, text: str) -> None:
+        memory = self.part(device).memory
+        repeated = text.encode() * (device.memory_bytes // len(text) + 1)
+        memory.write_bytes(repeated[: device.memory_bytes])
+
+    def content(self, device: Device) -> bytes:
+        return self.part(device).memory.read_bytes()
+
+    @contextmanager
+    def hold(self, device: Device) -> Iterator[int]:
+        with self.machine.hold(self.part(device)) as pid:
+            yield pid
+
+    def raise_error(self, device: Device, code: int) -> None:
+        self.machine.add_errors(self.part(device), _BLOCKS[code], 1)
+
+    def add_ecc_errors(self, device: Device, errors: int) -> None:
+        self.machine.add_errors(self.part(device), "umc", errors)
+
+    def lose(self, device: Device) -> None:
+        self.machine.lose(self.part(device))
+
+    def hang(self, device: Device) -> None:
+        self.machine.hang(self.part(device))
+
+    def spoil(self, device: Device) -> None:
+        (self.part(device).memory.parent / "spoiled").touch()
+
+    def fail_resets(self, device: Device) -> None:
+        self.machine.fail_resets(self.part(device))
+
+    def tamper(self, device: Device) -> tuple[str, str]:
+        write(self.part(device).gpu / "power_dpm_force_performance_level", "high")
+        return "performance_level", "high"
+
+    def remove_driver(self) -> None:
+        self.machine.remove_driver()
+
+    async def at_work(self, device: Device) -> int | None:
+        return await self.backend.eraser.find_orphan(device)
+
+
+async def _no_infrastructure(pid: int, *, has_context: bool) -> None:
+    """Treat no process as infrastructure."""
+
+
+@asynccontextmanager
+async def started(machine: AmdMachine, state: Path) -> AsyncIterator[AmdRig]:
+    """Provide the backend over ``machine``."""
+    children = Children()
+    async with amd_backend(
+        machine.root,
+        state,
+        node="node-1",
+        driver_call_timeout=5.0,
+        infrastructure=_no_infrastructure,
+        poll_interval=0.05,
+        children=children,
+    ) as backend:
+        device, other, *_ = await backend.inventory.devices()
+        yield AmdRig(machine, backend, device, other)
+    assert children.pids() == frozenset()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[AmdRig]:
+    with AmdMachine.create(tmp_path / "machine") as machine:
+        async with started(machine, tmp_path / "state") as made:
+            yield made
+
+
+class TestAmdBackend(BackendContract):
+    """The contract, over plain files and a stand-in for HIP."""
+
+    codes = (2, 1, 3)
+
+
+class TestAmdDiagnostics(DiagnosticsContract):
+    """The contract, over a stand-in for HIP."""
+
+
+# --- what only AMD devices have ---------------------------------------------------------------------------------------
+
+
+async def test_gpu_is_described_with_the_ids_and_nodes_of_amds_plugin(rig: AmdRig) -> None:
+    device = rig.device
+    assert (device.id, device.index, device.parent, device.profile) == ("0000:0c:00.0", "0", None, None)
+    assert (device.model, device.numa_node) == ("AMD Instinct MI300X", 0)
+    assert [each.container_path for each in device.access] == ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/card1"]
+    traits = dict(device.traits)
+    assert (traits["architecture"], traits["serial"], traits["unique_id"]) == ("gfx942", "692300", "1b2c3d4e5f600000")
+
+
+async def test_partitions_are_instances_of_one_gpu_and_share_its_memory(tmp_path: Path) -> None:
+    with AmdMachine.create(tmp_path / "m", gpus=1, partitions=4) as machine:
+        async with started(machine, tmp_path / "state") as rig:
+            parts = await rig.backend.inventory.devices()
+            assert [each.id for each in parts] == ["0000:0c:00.0", "amdgpu_xcp_0", "amdgpu_xcp_1", "amdgpu_xcp_2"]
+            assert [each.index for each in parts] == ["0:0", "0:1", "0:2", "0:3"]
+            assert {each.parent for each in parts} == {"GPU-1b2c3d4e5f600000"}
+            assert {each.profile for each in parts} == {"qpx_nps1"}
+            assert {each.memory_bytes for each in parts} == {4 * MIB}
+            with rig.hold(parts[1]):
+                assert [await rig.backend.holders.is_held(each) for each in parts] == [False, True, False, False]
+            report = await rig.backend.eraser.erase(parts[1], request(), ignore_progress)
+            assert any("share its memory" in each for each in report.not_covered)
+            plan = await rig.backend.resetter.plan(parts[1])
+            assert set(plan.also_reset) == {parts[0].id, parts[2].id, parts[3].id}
+
+
+async def test_gpu_that_another_driver_has_is_not_advertised(tmp_path: Path) -> None:
+    with AmdMachine.create(tmp_path / "m", gpus=3) as machine:
+        link = machine.parts["0000:0d:00.0"].gpu / "driver"
+        link.unlink()
+        link.symlink_to("../../drivers/vfio-pci")
+        async with started(machine, tmp_path / "state") as rig:
+            assert [each.id for each in await rig.backend.inventory.devices()] == ["0000:0c:00.0", "0000:0e:00.0"]
+            assert "vfio-pci" in rig.backend.not_advertised()["0000:0d:00.0"]
+
+
+@pytest.mark.parametrize("which", ["node", "card"])
+async def test_process_without_a_compute_context_is_found_by_its_open_node(rig: AmdRig, which: str) -> None:
+    part = rig.part(rig.device)
+    with rig.machine.hold(part, computes=False, node=getattr(part, which)) as pid:
+        assert not await rig.backend.holders.is_held(rig.device)
+        (holder,) = (await rig.backend.holders.list_holders(rig.device)).holders
+        assert holder.pid == pid
+        assert (await rig.backend.holders.list_holders(rig.other)).holders == ()
+
+
+async def test_open_compute_node_names_no_gpu(rig: AmdRig) -> None:
+    with rig.machine.hold(rig.part(rig.device), computes=False, node=rig.machine.root / "dev/kfd"):
+        report = await rig.backend.holders.list_holders(rig.device)
+    assert report.holders == ()
+    assert any("1 process(es) have only /dev/kfd open" in each for each in report.not_covered)
+
+
+async def test_memory_that_outlives_its_process_holds_the_device_until_it_is_free(rig: AmdRig) -> None:
+    used = rig.part(rig.device).gpu / "mem_info_vram_used"
+    assert not await rig.backend.holders.is_held(rig.device)
+    write(used, str(100 * MIB))
+    assert await rig.backend.holders.is_held(rig.device)
+    with pytest.raises(DeviceBusy, match="memory of it is still in use"):
+        await rig.backend.eraser.erase(rig.device, request(), ignore_progress)
+    (holder,) = (await rig.backend.holders.list_holders(rig.device)).holders
+    assert (holder.kind, holder.pid) == (HolderKind.UNTRACEABLE, 0)
+    write(used, str(12 * MIB))
+    assert not await rig.backend.holders.is_held(rig.device)
+
+
+async def test_process_that_the_driver_lists_and_the_kernel_does_not_have_is_untraceable(rig: AmdRig) -> None:
+    entry = rig.machine.kfd_process(2**22 + 1)
+    write(entry / f"vram_{rig.part(rig.device).gpu_id}", "4096")
+    assert await rig.backend.holders.is_held(rig.device)
+    (holder,) = (await rig.backend.holders.list_holders(rig.device)).holders
+    assert holder.kind is HolderKind.UNTRACEABLE
+
+
+async def test_errors_before_a_reset_are_not_reported_again_after_a_restart(tmp_path: Path) -> None:
+    with AmdMachine.create(tmp_path / "m") as machine:
+        async with started(machine, tmp_path / "state") as rig:
+            rig.raise_error(rig.device, 2)
+            await rig.backend.resetter.reset(rig.device, 30.0)
+        async with started(machine, tmp_path / "state") as rig:
+            assert (await rig.backend.telemetry.snapshot(rig.device)).errors == {}
+            rig.raise_error(rig.device, 2)
+            assert (await rig.backend.telemetry.snapshot(rig.device)).errors == {2: 1}
+
+
+async def test_bad_pages_and_a_narrow_link_are_conditions(rig: AmdRig) -> None:
+    gpu = rig.part(rig.device).gpu
+    write(gpu / "ras/gpu_vram_bad_pages", "0x1 : 0x1000 : R\n0x2 : 0x1000 : P\n0x3 : 0x1000 : F\n")
+    write(gpu / "current_link_width", "8")
+    snapshot = await rig.backend.telemetry.snapshot(rig.device)
+    assert snapshot.conditions == {
+        "page-retirement-pending": "1 pages",
+        "page-retirement-failure": "1 pages",
+        "pcie-width": "x8 of x16",
+    }
+    assert snapshot.counters["retired_pages"] == 1
+    assert snapshot.temperature_celsius == 41
+
+
+async def test_gpus_of_a_hive_are_reset_together_and_a_holder_of_one_blocks_all(tmp_path: Path) -> None:
+    with AmdMachine.create(tmp_path / "m", hive=77) as machine:
+        async with started(machine, tmp_path / "state") as rig:
+            assert rig.device.peers == {rig.other.id}
+            with rig.hold(rig.other) as pid:
+                plan = await rig.backend.resetter.plan(rig.device)
+                assert plan.also_reset == (rig.other.id,)
+                assert any(f"PID {pid}" in blocker for blocker in plan.blockers)
+            await rig.backend.resetter.reset(rig.device, 30.0)
+            for device in (rig.device, rig.other):
+                assert (rig.part(device).gpu / "reset").read_text() == "1"
+
+
+async def test_gpu_without_a_reset_of_the_bus_can_never_be_reset(rig: AmdRig) -> None:
+    (rig.part(rig.device).gpu / "reset").unlink()
+    assert "hypervisor" in str((await rig.backend.resetter.plan(rig.device)).unavailable)
+    with pytest.raises(Unreadable, match="hypervisor"):
+        await rig.backend.resetter.reset(rig.device, 30.0)
+
+
+async def test_cleaner_shader_is_a_claim_and_names_the_partition(rig: AmdRig) -> None:
+    report = await rig.backend.eraser.erase(rig.device, request(), ignore_progress)
+    assert (rig.part(rig.device).gpu / "run_cleaner_shader").read_text() == "0"
+    assert report.on_chip is None
+    assert any("nothing measures whether it did" in each for each in report.not_covered)
+    (rig.part(rig.other).gpu / "run_cleaner_shader").unlink()
+    report = await rig.backend.eraser.erase(rig.other, request(), ignore_progress)
+    assert any("no cleaner shader" in each for each in report.not_covered)
+
+
+async def test_settings_of_a_policy_are_written_and_read_back(rig: AmdRig) -> None:
+    expected = {"enforce_isolation": "isolate-and-clean", "power_limit_watts": "550"}
+    assert await rig.backend.settings.restore(rig.device, expected) == expected
+    gpu = rig.part(rig.device).gpu
+    assert (gpu / "enforce_isolation").read_text() == "1"
+    assert (gpu / "hwmon/hwmon0/power1_cap").read_text() == "550000000"
+
+
+async def test_isolation_that_was_set_at_boot_is_the_default(rig: AmdRig) -> None:
+    write(rig.machine.root / "sys/module/amdgpu/parameters/enforce_isolation", "1")
+    assert (await rig.backend.telemetry.snapshot(rig.device)).defaults["enforce_isolation"] == "isolate-and-clean"
+
+
+def test_policy_with_impossible_settings_is_refused_with_what_to_write() -> None:
+    assert validation_errors({"performance_level": "auto", "power_limit_watts": "550"}) == ()
+    clock, level, power = validation_errors({"clock": "1", "performance_level": "turbo", "power_limit_watts": "5.5"})
+    assert "the settings are enforce_isolation, performance_level, power_limit_watts" in clock
+    assert "write one of auto, low, high" in level
+    assert "whole watts" in power
+
+
+async def test_gpu_without_kernels_for_its_architecture_is_not_at_fault(tmp_path: Path) -> None:
+    with AmdMachine.create(tmp_path / "m", architecture=110000) as machine:
+        async with started(machine, tmp_path / "state") as rig:
+            with pytest.raises(Unavailable, match="architecture gfx1100"):
+                await rig.backend.eraser.erase(rig.device, request(), ignore_progress)
+
+
+async def test_another_gpu_in_the_slot_is_not_taken_for_the_first(rig: AmdRig) -> None:
+    write(rig.part(rig.device).gpu / "unique_id", "00000000deadbeef")
+    with pytest.raises(DeviceLost, match="Another GPU"):
+        await rig.backend.telemetry.snapshot(rig.device)
+
+
+async def test_change_of_the_inventory_is_a_signal(rig: AmdRig) -> None:
+    signals = rig.backend.telemetry.signals()
+    link = rig.part(rig.other).gpu / "driver"
+    link.unlink()
+    async with asyncio.timeout(20):
+        while await anext(signals) != Signal(None, "changed"):
+            continue
+
+
+def test_uncorrected_errors_of_every_block_require_a_reset_whatever_the_policys_codes_mean() -> None:
+    policy = Policy().with_signals(AMD_SIGNALS)
+    assert {policy.error_class(number) for number in (1, 2, 13, 18, 99)} == {ErrorClass.RESET}
+    assert policy.error_class(95) is ErrorClass.UNKNOWN
+    assert policy.error_notes == {}

@@ -1,0 +1,293 @@
+"""The command backend fulfils the contract of every backend with the sample program, and survives hostile ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from scrubber.adapters.command.executable import ownership_problem
+from scrubber.domain.errors import (
+    BrokenCommand,
+    DeviceBusy,
+    DeviceLost,
+    DriverTimeout,
+    ResetInProgress,
+    Unavailable,
+    Unreadable,
+)
+from scrubber.domain.telemetry import Snapshot
+from scrubber.ports.device import EraseReport
+from tests.adapters.backend_contract import BackendContract, request
+from tests.adapters.command_rig import Commands, commands, write_program
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Commands]:
+    async with commands(tmp_path, telemetry="3s") as found:
+        yield found
+
+
+class TestCommandBackend(BackendContract):
+    """The contract, with the sample program over plain files."""
+
+
+# --- programs that misbehave -------------------------------------------------------------------------------------------
+
+ANSWER = """#!/usr/bin/env python3
+import json, os, subprocess, sys, time
+from pathlib import Path
+verb, request = sys.argv[1], json.load(sys.stdin)
+here = Path(os.environ["SIMULATED_NODE"])
+
+def answer(**values):
+    print(json.dumps({"apiVersion": request["apiVersion"], "kind": "Response", "id": request["id"], **values}), flush=True)
+
+if verb == "capabilities":
+    answer(verbs=["inventory", "telemetry", "erase", "reset", "reset-plan", "diagnose", "holders"])
+elif verb == "inventory":
+    memory = str(here / "devices/0/memory")
+    answer(driver="1", devices=[{"id": "dev-0", "index": "0", "model": "Hostile", "memoryBytes": 1024, "nodes": [{"path": memory}]}])
+elif verb == "holders":
+    answer(pids=[], complete=True)
+else:
+    body()
+"""
+
+
+def hostile(directory: Path, body: str) -> Path:
+    """Write a program that lists one device and runs ``body`` for whatever else it is asked."""
+    indented = "\n".join(f"    {line}" for line in body.splitlines())
+    return write_program(directory / "hostile", ANSWER.replace("def answer", f"def body():\n{indented}\n\ndef answer"))
+
+
+async def ask(directory: Path, body: str, *, telemetry: str = "20s") -> Snapshot:
+    async with commands(directory, hostile(directory, body), telemetry=telemetry) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        return await rig.backend.telemetry.snapshot(device)
+
+
+BROKEN = {
+    "answer(); answer()": "not one JSON object",
+    "print('[1, 2]')": "no JSON object",
+    "print('nonsense')": "not one JSON object",
+    "pass": "no JSON object",
+    "os.close(1)": "no JSON object",
+    "sys.exit(1)": "status 1",
+    "sys.exit(13)": "refuses it as unsupported",
+    "sys.exit('all is well')": "It logged: all is well",
+    "os.kill(os.getpid(), 9)": "signal 9",
+    "request['id'] = 'other'; answer()": "id is 'other'",
+    "request['apiVersion'] = 'v2'; answer()": 'apiVersion must be "backend.scrubber.dev/v1"',
+    "answer(errors={'x': 1})": "error code 'x'",
+    "answer(eccUncorrected=-1)": "eccUncorrected is -1",
+    "answer(eccUncorrected=True)": "eccUncorrected is True",
+    "answer(conditions={'Broken!': ''})": "condition 'Broken!'",
+    "answer(recoveryAction='pray')": "recoveryAction is 'pray'",
+    "answer(message='no', code='no'); sys.exit(10)": "code is 'no'",
+    "answer(code='lost'); sys.exit(10)": "message is None",
+}
+
+
+@pytest.mark.parametrize(("body", "message"), BROKEN.items())
+async def test_program_that_answers_wrongly_is_reported_as_broken_and_no_device_is_at_fault(
+    tmp_path: Path, body: str, message: str
+) -> None:
+    with pytest.raises(BrokenCommand) as raised:
+        await ask(tmp_path, body)
+    assert message in str(raised.value)
+    assert str(tmp_path / "hostile") in str(raised.value)
+
+
+async def test_output_without_end_is_cut_off_at_one_mebibyte(tmp_path: Path) -> None:
+    with pytest.raises(BrokenCommand, match="more than 1048576 bytes"):
+        await ask(tmp_path, "while True: sys.stdout.write('x' * (1 << 20))")
+
+
+async def test_answers_by_exit_status_are_errors_of_the_device_only_where_the_program_says_so(tmp_path: Path) -> None:
+    for body, error in {
+        "answer(message='gone', code='lost'); sys.exit(10)": DeviceLost,
+        "answer(message='hangs', code='timeout'); sys.exit(10)": DriverTimeout,
+        "answer(message='bad', code='failed'); sys.exit(10)": Unreadable,
+        "answer(message='in use'); sys.exit(11)": DeviceBusy,
+        "answer(message='not now'); sys.exit(12)": Unavailable,
+    }.items():
+        (tmp_path / error.__name__).mkdir()
+        with pytest.raises(error) as raised:
+            await ask(tmp_path / error.__name__, body)
+        assert type(raised.value) is error
+
+
+SLEEP = f"987.{os.getpid()}"
+SPAWN = f"subprocess.Popen(['sleep', '{SLEEP}'], start_new_session=True, close_fds=False)\n"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+
+
+@pytest.mark.parametrize("body", [STUBBORN + "time.sleep(987)", SPAWN + "time.sleep(987)"])
+async def test_run_that_hangs_ends_at_its_deadline_with_all_its_processes(tmp_path: Path, body: str) -> None:
+    with pytest.raises(DriverTimeout, match="did not finish within 1 s and was killed"):
+        await ask(tmp_path, body, telemetry="1s")
+    assert not sleepers()
+
+
+async def test_processes_that_a_run_leaves_behind_are_killed(tmp_path: Path) -> None:
+    await ask(tmp_path, SPAWN + SPAWN.replace("start_new_session=True, ", "") + "answer()")
+    assert not sleepers()
+
+
+async def test_detached_process_is_found_by_the_lock_after_its_supervisor_was_killed(tmp_path: Path) -> None:
+    body = SPAWN + "(here / 'started').touch()\ntime.sleep(987)"
+    async with commands(tmp_path, hostile(tmp_path, body)) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        task = asyncio.create_task(rig.backend.eraser.erase(device, request(), lambda _: None))
+        await until_exists(tmp_path / "node" / "started", task)
+        pid = await rig.backend.eraser.find_orphan(device)
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unreadable):
+            await task
+        assert await rig.backend.eraser.find_orphan(device) is None
+    assert not sleepers()
+
+
+async def test_cancelled_run_leaves_no_process(tmp_path: Path) -> None:
+    body = SPAWN + "(here / 'started').touch()\ntime.sleep(987)"
+    async with commands(tmp_path, hostile(tmp_path, body)) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        task = asyncio.create_task(rig.backend.eraser.erase(device, request(), lambda _: None))
+        await until_exists(tmp_path / "node" / "started", task)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await rig.backend.eraser.find_orphan(device) is None
+    assert not sleepers()
+
+
+async def until_exists(file: Path, task: asyncio.Task[EraseReport]) -> None:
+    """Return once the program of ``task`` has created ``file``."""
+    async with asyncio.timeout(30):
+        while not file.exists():
+            assert not task.done(), task.exception()
+            await asyncio.sleep(0.01)
+
+
+def sleepers() -> list[int]:
+    """Return the processes of :data:`SPAWN` that still run."""
+    found = []
+    for each in os.listdir("/proc"):
+        with suppress(OSError):
+            if each.isdecimal() and Path(f"/proc/{each}/cmdline").read_bytes() == f"sleep\0{SLEEP}\0".encode():
+                found.append(int(each))
+    return found
+
+
+async def test_device_is_not_queried_while_the_command_works_on_it(tmp_path: Path) -> None:
+    body = "(here / verb).touch()\ntime.sleep(987)"
+    async with commands(tmp_path, hostile(tmp_path, body)) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        task = asyncio.create_task(rig.backend.eraser.erase(device, request(), lambda _: None))
+        await until_exists(tmp_path / "node" / "erase", task)
+        with pytest.raises(ResetInProgress, match=r"the command works on it \(erase\)"):
+            await rig.backend.telemetry.snapshot(device)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+ERASES = {
+    "answer(totalBytes=1, clearedBytes=1)": "the inventory has 1024",
+    "answer(totalBytes=1024, clearedBytes=1000)": "notCovered does not name the rest",
+    "answer(totalBytes=1024, clearedBytes=2000)": "more bytes were cleared",
+    "answer(totalBytes=1024)": "clearedBytes is missing",
+    "answer(totalBytes=1024, clearedBytes=1024, verifiedBytes=1.5)": "verifiedBytes is 1.5",
+}
+
+
+@pytest.mark.parametrize(("body", "message"), ERASES.items())
+async def test_report_that_contradicts_itself_is_no_report(tmp_path: Path, body: str, message: str) -> None:
+    async with commands(tmp_path, hostile(tmp_path, body)) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        with pytest.raises(BrokenCommand, match=message):
+            await rig.backend.eraser.erase(device, request(), lambda _: None)
+
+
+async def test_absent_numbers_of_a_report_stay_absent_and_are_named(tmp_path: Path) -> None:
+    body = "answer(totalBytes=1024, clearedBytes=1000, notCovered=['24 bytes of firmware'])"
+    async with commands(tmp_path, hostile(tmp_path, body)) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        report = await rig.backend.eraser.erase(device, request(), lambda _: None)
+    assert (report.verified_bytes, report.residue_bytes, report.not_covered_bytes) == (None, None, 24)
+    assert report.not_covered == ("memory: 24 bytes of firmware", "memory: not read back after clearing")
+
+
+async def test_program_gets_a_fixed_environment_and_no_descriptor_of_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "token")
+    body = (
+        "fds = sorted(int(each) for each in os.listdir('/proc/self/fd'))\n"
+        "(here / 'seen').write_text(json.dumps([sorted(os.environ), fds[:5], os.getcwd(), os.getsid(0) == os.getpid()]))\n"
+        "answer()"
+    )
+    await ask(tmp_path, body)
+    names, descriptors, directory, leads = json.loads((tmp_path / "node" / "seen").read_text())
+    assert set(names) - {"LC_CTYPE"} == {"HOME", "LANG", "PATH", "SIMULATED_NODE"}
+    assert descriptors == [0, 1, 2, 3, 4]
+    assert (directory, leads) == ("/", True)
+
+
+# --- the program's file ------------------------------------------------------------------------------------------------
+
+
+async def test_changed_program_is_listed_again_before_it_touches_a_device(tmp_path: Path) -> None:
+    program = hostile(tmp_path, "answer()")
+    async with commands(tmp_path, program) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        before = await rig.backend.inventory.identity()
+        assert device.claimed_by.startswith("command sha256:")
+        program.write_text(program.read_text() + "# changed\n")
+        with pytest.raises(BrokenCommand, match="has changed; its devices are listed again"):
+            await rig.backend.telemetry.snapshot(device)
+        (again,) = await rig.backend.inventory.devices()
+        assert again.claimed_by != device.claimed_by
+        assert (await rig.backend.inventory.identity()).driver != before.driver
+        await rig.backend.telemetry.snapshot(again)
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+async def test_program_that_others_may_write_does_not_run(tmp_path: Path, mode: int) -> None:
+    program = hostile(tmp_path, "answer()")
+    program.chmod(mode)
+    async with commands(tmp_path, program) as rig:
+        with pytest.raises(BrokenCommand, match="writable by others"):
+            await rig.backend.inventory.devices()
+
+
+def test_program_below_a_directory_that_others_may_write_does_not_run(tmp_path: Path) -> None:
+    program = hostile(tmp_path, "answer()")
+    tmp_path.chmod(0o777)
+    assert ownership_problem(program, os.geteuid()) == (
+        f"{tmp_path} is writable by others, who could replace the program; run: chmod go-w {tmp_path}"
+    )
+
+
+def test_program_of_another_user_does_not_run(tmp_path: Path) -> None:
+    program = hostile(tmp_path, "answer()")
+    if os.geteuid() == 0:
+        os.chown(program, 65534, 65534)
+        problem = ownership_problem(program)
+    else:
+        problem = ownership_problem(program, 65534)
+    assert "could replace the program; run: chown root" in str(problem)
+
+
+def test_relative_missing_and_plain_files_are_no_programs(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("")
+    assert "not an absolute path" in str(ownership_problem(Path("tool")))
+    assert "cannot be found" in str(ownership_problem(tmp_path / "missing"))
+    assert "not an executable file" in str(ownership_problem(tmp_path / "text"))

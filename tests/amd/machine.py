@@ -1,0 +1,273 @@
+"""A node with AMD GPUs in a directory: ``sys``, ``dev`` and ``opt/rocm`` as the backend reads them, with plain files.
+
+Below the root:
+
+    sys/bus/pci/devices/<address>/    a GPU's attributes; sys/bus/pci/drivers/amdgpu/{bind,unbind}
+    sys/class/drm, sys/devices/platform/amdgpu_xcp_<n>    render nodes, and partitions beyond the first
+    sys/class/kfd/kfd/                topology, and the processes with a compute context
+    dev/kfd, dev/dri/                 device nodes (links to otherwise unused terminals)
+    standin/devices/<name>/           memory and identity of each device, for the library in opt/rocm/lib
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from types import TracebackType
+from typing import Self
+
+__all__ = ["MIB", "AmdMachine", "Part", "hip_library"]
+
+MIB = 1 << 20
+_SOURCE = Path(__file__).with_name("hip.c")
+_KERNELS = Path(__file__).parents[2] / "scrubber/adapters/amd/kernels.c"
+_FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror")
+_HOLDER = (
+    "import os, sys, time; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print('ready', flush=True); time.sleep(600)"
+)
+_BASELINE = 10 * MIB
+
+
+@cache
+def hip_library() -> Path:
+    """Return the library in the place of HIP, compiled once for this process."""
+    library = Path(mkdtemp(prefix="hip-")) / "libamdhip64.so.7"
+    subprocess.run(["gcc", *_FLAGS, f'-DKERNELS="{_KERNELS}"', "-o", str(library), str(_SOURCE), "-ldl"], check=True)
+    return library
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A whole GPU or a partition: what the tests change."""
+
+    name: str
+    gpu_id: int
+    gpu: Path
+    memory: Path
+    node: Path
+    card: Path
+
+
+class AmdMachine:
+    """A machine; close it after use."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.parts: dict[str, Part] = {}
+        self._terminals: list[int] = []
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        *,
+        gpus: int = 2,
+        partitions: int = 1,
+        mebibytes: int = 16,
+        architecture: int = 90402,
+        hive: int = 0,
+    ) -> Self:
+        """Create a healthy node.
+
+        Args:
+            partitions: partitions of each GPU, which share its memory equally.
+            architecture: the version in the topology; 90402 is gfx942.
+            hive: number of the hive that all GPUs belong to; 0: none.
+        """
+        machine = cls(root)
+        write(root / "sys/module/amdgpu/version", "6.10.5")
+        for name in ("bind", "unbind"):
+            write(root / "sys/bus/pci/drivers/amdgpu" / name, "")
+        write(root / "sys/class/kfd/kfd/topology/nodes/0/gpu_id", "0")
+        (root / "sys/class/kfd/kfd/proc").mkdir(parents=True)
+        write(root / "sys/class/kfd/kfd/dev", machine._make_node("kfd"))
+        for number in range(gpus):
+            machine._make_gpu(number, partitions, mebibytes * MIB, architecture, hive)
+        library = root / "opt/rocm/lib/libamdhip64.so.7"
+        library.parent.mkdir(parents=True)
+        shutil.copy(hip_library(), library)
+        return machine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the device nodes; the files stay."""
+        for terminal in self._terminals:
+            os.close(terminal)
+        self._terminals.clear()
+
+    # --- changes as processes, drivers and faults make them
+
+    def remove_driver(self) -> None:
+        shutil.rmtree(self.root / "sys/module/amdgpu")
+
+    def kfd_process(self, pid: int) -> Path:
+        """Return the directory of a process in the compute driver's list."""
+        return self.root / "sys/class/kfd/kfd/proc" / str(pid)
+
+    @contextmanager
+    def hold(self, part: Part, *, computes: bool = True, node: Path | None = None) -> Iterator[int]:
+        """Run a process that has a node of ``part`` open, and yield its PID.
+
+        Args:
+            computes: whether it has a compute context too.
+            node: the node that it opens; None: the render node.
+        """
+        command = [sys.executable, "-c", _HOLDER, str(node or part.node)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            entry = self.kfd_process(process.pid)
+            if computes:
+                write(entry / f"vram_{part.gpu_id}", str(MIB))
+            try:
+                yield process.pid
+            finally:
+                process.kill()
+                process.wait()
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def add_errors(self, part: Part, block: str, errors: int, kind: str = "ue") -> None:
+        file = part.gpu / "ras" / f"{block}_err_count"
+        counts = dict(line.split(": ") for line in file.read_text().splitlines())
+        counts[kind] = str(int(counts[kind]) + errors)
+        write(file, "".join(f"{name}: {count}\n" for name, count in counts.items()))
+
+    def lose(self, part: Part) -> None:
+        """Let the GPU fall off the bus."""
+        (part.gpu / "config").write_bytes(b"\xff" * 64)
+
+    def hang(self, part: Part) -> None:
+        """Make the files of the GPU block that report its errors and that reset it."""
+        for file in (part.gpu / "ras/umc_err_count", part.gpu / "reset"):
+            file.unlink()
+            os.mkfifo(file)
+
+    def fail_resets(self, part: Part) -> None:
+        (part.gpu / "reset").unlink()
+        (part.gpu / "reset").symlink_to("/dev/full")
+
+    # --- how it is made
+
+    def _make_gpu(self, number: int, partitions: int, memory: int, architecture: int, hive: int) -> None:
+        address = f"0000:{0x0C + number:02x}:00.0"
+        unique_id = f"{0x1B2C3D4E5F600000 + number:016x}"
+        gpu = self.root / "sys/bus/pci/devices" / address
+        gpu.mkdir(parents=True)
+        (gpu / "driver").symlink_to("../../drivers/amdgpu")
+        (gpu / "config").write_bytes(b"\x02\x10\xa1\x74" + bytes(60))
+        mode = {1: "SPX", 2: "DPX", 4: "QPX", 8: "CPX"}[partitions]
+        attributes = {
+            "vendor": "0x1002",
+            "class": "0x120000",
+            "device": "0x74a1",
+            "unique_id": unique_id,
+            "product_name": "AMD Instinct MI300X",
+            "serial_number": f"69230{number}",
+            "vbios_version": "113-M3000100-102",
+            "mem_info_vram_total": str(memory),
+            "mem_info_vram_used": str(_BASELINE),
+            "numa_node": str(number % 2),
+            "current_compute_partition": mode,
+            "current_memory_partition": "NPS1",
+            "reset": "",
+            "reset_method": "flr bus",
+            "gfx_reset_mask": "full",
+            "compute_reset_mask": "full",
+            "current_link_width": "16",
+            "max_link_width": "16",
+            "gpu_busy_percent": "0",
+            "power_dpm_force_performance_level": "auto",
+            "enforce_isolation": " ".join(["0"] * partitions),
+            "run_cleaner_shader": "",
+            "hwmon/hwmon0/power1_cap": "750000000",
+            "hwmon/hwmon0/power1_cap_default": "750000000",
+            "hwmon/hwmon0/temp2_label": "junction",
+            "hwmon/hwmon0/temp2_input": "41000",
+            "ras/gpu_vram_bad_pages": "",
+        }
+        for name, value in attributes.items():
+            write(gpu / name, value)
+        for block in ("umc", "sdma", "gfx", "mmhub", "xgmi_wafl"):
+            write(gpu / "ras" / f"{block}_err_count", "ue: 0\nce: 0\n")
+        for partition in range(partitions):
+            self._make_part(number, partition, partitions, gpu, unique_id, memory // partitions, architecture, hive)
+
+    def _make_part(
+        self,
+        number: int,
+        partition: int,
+        partitions: int,
+        gpu: Path,
+        unique_id: str,
+        memory: int,
+        architecture: int,
+        hive: int,
+    ) -> None:
+        position = len(self.parts)
+        minor, card, gpu_id = 128 + position, 1 + position, 1000 + position
+        device, name = gpu, gpu.name
+        if partition:
+            name = f"amdgpu_xcp_{position - number - 1}"
+            device = self.root / "sys/devices/platform" / name
+        render = self.root / "sys/class/drm" / f"renderD{minor}"
+        write(render / "dev", self._make_node(f"dri/renderD{minor}"))
+        (render / "device").symlink_to(os.path.relpath(device, render))
+        write(device / f"drm/card{card}/dev", self._make_node(f"dri/card{card}"))
+        node = self.root / "sys/class/kfd/kfd/topology/nodes" / str(position + 1)
+        properties = {
+            "simd_count": 4,
+            "simd_per_cu": 4,
+            "domain": 0,
+            "location_id": (0x0C + number) << 8 | partition,
+            "drm_render_minor": minor,
+            "gfx_target_version": architecture,
+            "hive_id": hive,
+        }
+        write(node / "gpu_id", str(gpu_id))
+        write(node / "properties", "".join(f"{key} {value}\n" for key, value in properties.items()))
+        write(node / "mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {memory}\n")
+        standin = self.root / "standin/devices" / name
+        standin.mkdir(parents=True)
+        (standin / "memory").write_bytes(bytes(memory))
+        write(standin / "address", f"{gpu.name.removesuffix('0')}{partition}")
+        write(standin / "gpu_id", str(gpu_id))
+        (standin.parent / str(position)).symlink_to(name)
+        if partitions == 1:
+            (standin.parent / f"GPU-{unique_id}").symlink_to(name)
+        dri = self.root / "dev/dri"
+        self.parts[name] = Part(name, gpu_id, gpu, standin / "memory", dri / f"renderD{minor}", dri / f"card{card}")
+
+    def _make_node(self, name: str) -> str:
+        """Make a device node, and return its number as the kernel writes it.
+
+        It is a terminal whose other end this process keeps, so open it with ``O_NOCTTY``.
+        """
+        ours, theirs = os.openpty()
+        self._terminals.append(ours)
+        node = self.root / "dev" / name
+        node.parent.mkdir(parents=True, exist_ok=True)
+        node.symlink_to(os.ttyname(theirs))
+        number = os.fstat(theirs).st_rdev
+        os.close(theirs)
+        return f"{os.major(number)}:{os.minor(number)}"
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file as the kernel shows it: with a line end, if it has a value."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text if text.endswith("\n") or not text else f"{text}\n")
