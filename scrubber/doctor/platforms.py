@@ -33,7 +33,7 @@ class NodePlatform:
     Attributes:
         page: its page in the documentation.
         differs: what differs there, as the end of a message.
-        os_release: variables of os-release and their values; an empty value stands for any.
+        os_release: variables of os-release and their values; an empty value matches any.
         paths: paths that only its nodes have.
         labels: labels that only its nodes have.
         agents: pods of its GPU agents, as namespace and beginning of the name.

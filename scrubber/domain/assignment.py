@@ -78,8 +78,8 @@ class Claim:
         pods: the pods that may use its devices, by the driver's word and by the kubelet's list; each has a UID.
         listed_pods: those for which the kubelet itself listed the claim. Only their processes may be killed.
         released_at: wall-clock seconds of the first request to unprepare it; None while it is prepared.
-        manager: set if it stands for a job (:class:`scrubber.domain.jobs.Job`) and not for a resource claim: ``namespace`` is
-            then the job's user, ``name`` its ID, and the only one of ``pods`` stands for its processes.
+        manager: set if it represents a job (:class:`scrubber.domain.jobs.Job`) and not for a resource claim: ``namespace`` is
+            then the job's user, ``name`` its ID, and the only one of ``pods`` represents its processes.
     """
 
     uid: str

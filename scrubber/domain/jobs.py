@@ -49,7 +49,7 @@ class Job:
 
     @property
     def pod(self) -> Pod:
-        """What stands for the job's processes wherever those of a pod are looked for."""
+        """What represents the job's processes wherever those of a pod are looked for."""
         return Pod(self.user, f"job-{self.id}", process_group(self.manager, self.id))
 
     @property
@@ -73,7 +73,7 @@ def parse_process_group(name: str) -> tuple[JobManager, str] | None:
 
 
 def job_of(claim: Claim | None) -> str:
-    """Return the job that ``claim`` stands for, as events name it (``slurm/4711``); empty for a resource claim."""
+    """Return the job that ``claim`` represents, as events name it (``slurm/4711``); empty for a resource claim."""
     return "" if claim is None or claim.manager is None else f"{claim.manager}/{claim.name}"
 
 
