@@ -7,7 +7,7 @@ CODE  := $(wildcard scrubber plugin dashboards tests bench scripts)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-fast property lint format bench soak pod-matrix boards boards-preview reference chart deb image release gpu-check cluster-check kernels protos lock clean
+.PHONY: help venv demo test test-fast property lint format bench soak pod-matrix boards boards-preview reference chart deb image release gpu-check cluster-check kernels amd-kernels protos lock clean
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,9 +76,10 @@ release: $(STAMP)  ## build wheel, images, chart and Debian package with checksu
 		$(if $(KEY),--key '$(KEY)') $(if $(SOURCE),--source '$(SOURCE)')
 
 # On a machine with a GPU that nobody else uses. PYTHON may have CuPy and nvidia-ml-py already; nothing is installed.
+# BACKEND=amd: on a node with ROCm, which needs neither.
 PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 gpu-check:  ## what only a real GPU can prove; overwrites its memory; results go to bench/results/
-	$(PYTHON) -m tests.gpu $(ARGS)
+	$(PYTHON) -m tests.gpu$(if $(filter amd,$(BACKEND)),.amd) $(ARGS)
 
 # KUBECONFIG=… and RESOURCE=nvidia.com/gpu or DEVICE_CLASS=gpu.scrubber.dev; IMAGE, NAMESPACE_PREFIX and ARGS if needed.
 cluster-check: $(STAMP)  ## on a cluster: what does a tenant find of the one before? (docs/cluster-check.md)
@@ -86,7 +87,9 @@ cluster-check: $(STAMP)  ## on a cluster: what does a tenant find of the one bef
 		$(if $(DEVICE_CLASS),--device-class '$(DEVICE_CLASS)') $(if $(IMAGE),--image '$(IMAGE)') \
 		$(if $(NAMESPACE_PREFIX),--namespace-prefix '$(NAMESPACE_PREFIX)') $(ARGS)
 
-# The kernels for AMD GPUs: scripts/make_amd_kernels.py, with clang-19 and lld-19.
+amd-kernels: $(STAMP)  ## compile the kernels for AMD GPUs to code objects anew (clang-19 and lld-19)
+	$(BIN)/python scripts/make_amd_kernels.py
+
 kernels: $(STAMP)  ## compile the CUDA kernels to PTX anew
 	$(BIN)/python scripts/make_kernels.py
 

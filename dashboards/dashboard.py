@@ -15,9 +15,20 @@ from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
 
+from dashboards.annotations import annotation_models
 from dashboards.panels import DATASOURCE
 
-__all__ = ["DEVICE_LINK", "NODE_LINK", "DashboardName", "Row", "build_dashboard", "device_series_link", "to_json"]
+__all__ = [
+    "DEVICE_LINK",
+    "NODE_LINK",
+    "RUNBOOKS",
+    "RUNBOOK_LINK",
+    "DashboardName",
+    "Row",
+    "build_dashboard",
+    "device_series_link",
+    "to_json",
+]
 
 _WIDTH: Final = 24
 """Columns of Grafana's grid."""
@@ -37,22 +48,28 @@ class DashboardName(StrEnum):
         return f"scrubber-{self}"
 
 
+RUNBOOKS: Final = "docs/runbooks"
+"""Where the runbooks are, unless the boards are generated with another address."""
+
+RUNBOOK_LINK: Final = ("Show the runbook", "${runbooks}/${__data.fields.Alert}.md")
+"""A link from a row of a table with a column ``Alert``."""
+
 NODE_LINK: Final = (
     "Show this node",
-    f"/d/{DashboardName.NODE.uid}?var-instance=${{__data.fields.Node}}&{_KEPT_PARAMETERS}",
+    f"/d/{DashboardName.NODE.uid}?var-cluster=${{__data.fields.Cluster}}&var-instance=${{__data.fields.Node}}&{_KEPT_PARAMETERS}",
 )
-"""A link from a row of a table with a column ``Node``."""
+"""A link from a row of a table with the columns ``Cluster`` and ``Node``."""
 
 DEVICE_LINK: Final = (
     "Show this device",
-    f"/d/{DashboardName.DEVICE.uid}?var-instance=${{__data.fields.Node}}&var-device=${{__data.fields.Device}}&{_KEPT_PARAMETERS}",
+    f"/d/{DashboardName.DEVICE.uid}?var-cluster=${{__data.fields.Cluster}}&var-instance=${{__data.fields.Node}}&var-device=${{__data.fields.Device}}&{_KEPT_PARAMETERS}",
 )
-"""A link from a row of a table with columns ``Node`` and ``Device``."""
+"""A link from a row of a table with columns ``Cluster``, ``Node`` and ``Device``."""
 
 
 def device_series_link() -> tuple[str, str]:
-    """Return a link from a series with the labels ``instance`` and ``device``."""
-    labels = "var-instance=${__field.labels.instance}&var-device=${__field.labels.device}"
+    """Return a link from a series with the labels ``cluster``, ``instance`` and ``device``."""
+    labels = "var-cluster=${__field.labels.cluster}&var-instance=${__field.labels.instance}&var-device=${__field.labels.device}"
     return "Show this device", f"/d/{DashboardName.DEVICE.uid}?{labels}&{_KEPT_PARAMETERS}"
 
 
@@ -87,11 +104,12 @@ def build_dashboard(
         .links([_link(other) for other in DashboardName if other is not name])
     )
     made = head.build()
+    made.annotations = model.AnnotationContainer(list_val=annotation_models())
     made.panels = _place_panels(rows)
     return made
 
 
-def to_json(dashboard: model.Dashboard) -> str:
+def to_json(dashboard: model.Dashboard | dict[str, Any]) -> str:
     """Return the content of a board's file."""
     return json.dumps(dashboard, cls=JSONEncoder, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
 
@@ -100,11 +118,16 @@ def _variables(which: DashboardName) -> list[Any]:
     info = '__name__=~"scrubber_build_info|scrubber_plugin_build_info"'
     variables: list[Any] = [
         build.DatasourceVariable("datasource").label("Data source").type("prometheus"),
-        _multi_value_query("job", "Job", f"label_values({{{info}}}, job)"),
-        _multi_value_query("instance", "Instance", f'label_values({{{info}, job=~"$job"}}, instance)'),
+        _multi_value_query("cluster", "Cluster", f"label_values({{{info}}}, cluster)", everything=".*"),
+        _multi_value_query("job", "Job", f'label_values({{{info}, cluster=~"$cluster"}}, job)'),
+        _multi_value_query(
+            "instance", "Instance", f'label_values({{{info}, cluster=~"$cluster", job=~"$job"}}, instance)'
+        ),
     ]
+    if which is not DashboardName.DEVICE:
+        variables.append(build.TextBoxVariable("runbooks").label("Runbooks").default_value(RUNBOOKS))
     if which is DashboardName.DEVICE:
-        query = 'label_values(scrubber_device_state{job=~"$job", instance=~"$instance"}, device)'
+        query = 'label_values(scrubber_device_state{cluster=~"$cluster", job=~"$job", instance=~"$instance"}, device)'
         variables.append(_query("device", "Device", query))
     return variables
 
@@ -120,10 +143,14 @@ def _query(name: str, label: str, query: str) -> build.QueryVariable:
     )
 
 
-def _multi_value_query(name: str, label: str, query: str) -> build.QueryVariable:
-    """Return a variable with multiple values, initially all."""
-    everything = model.VariableOption(selected=True, text=["All"], value=["$__all"])
-    return _query(name, label, query).multi(True).include_all(True).all_value(".+").current(everything)
+def _multi_value_query(name: str, label: str, query: str, *, everything: str = ".+") -> build.QueryVariable:
+    """Return a variable with multiple values, initially all.
+
+    Args:
+        everything: regular expression of all values; ``.*`` if series may lack the label.
+    """
+    initially = model.VariableOption(selected=True, text=["All"], value=["$__all"])
+    return _query(name, label, query).multi(True).include_all(True).all_value(everything).current(initially)
 
 
 def _link(to: DashboardName) -> build.DashboardLink:

@@ -20,6 +20,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from dashboards.value_mappings import COMMON_COLOURS, Colour
 
 __all__ = [
+    "CLUSTER_COLUMN",
     "DATASOURCE",
     "PanelColumn",
     "Query",
@@ -81,6 +82,10 @@ class PanelColumn:
     link: tuple[str, str] | None = None
     decimals: int | None = None
     properties: Mapping[str, object] = field(default_factory=dict)
+
+
+CLUSTER_COLUMN: Final = PanelColumn("cluster", "Cluster", width=110, properties={"noValue": " "})
+"""Before each column of a node. Series of a single cluster usually have no such label, and a table then no such column."""
 
 
 def stat_panel(

@@ -1,6 +1,8 @@
 """PromQL queries of the boards. Every selector is built here, so that each applies the selected daemons and nodes.
 
-``job`` and ``instance`` are the boards' variables. An instance is a node: both daemons of a node have the same one.
+``cluster``, ``job`` and ``instance`` are the boards' variables. An instance is a node: both daemons of a node have the
+same one. Nodes of two clusters may have the same name, so whatever is grouped or joined by ``instance`` is also
+grouped or joined by ``cluster``.
 
 ``rate()`` and ``increase()`` miss the first step of a series that starts above 0. Where that can happen, and most of
 what matters here happens once, a counter is compared with its earlier value: :func:`occurrences`,
@@ -14,6 +16,8 @@ from typing import Final
 
 __all__ = [
     "DEVICE_MATCHER",
+    "MAX_NODES",
+    "MAX_ROWS",
     "NOT_INITIALIZED_AT_ZERO",
     "OUT_OF_SERVICE_MATCHER",
     "aggregate",
@@ -29,7 +33,15 @@ __all__ = [
     "ratio",
     "selector",
     "series_count",
+    "top",
+    "with_most_problems",
 ]
+
+MAX_ROWS: Final = 50
+"""Rows of a table, and nodes on the fleet board: a fleet has thousands of devices."""
+
+MAX_NODES: Final = 10
+"""Nodes whose devices the node board shows, if more are selected."""
 
 DEVICE_MATCHER: Final = 'device="$device"'
 """A matcher: the one device of the device board."""
@@ -56,7 +68,7 @@ _NEW_SERIES_LOOKBACK: Final = "6h"
 
 def selector(metric: str, *matchers: str) -> str:
     """Return a selector for the chosen series of ``metric``; ``matchers`` are PromQL (``outcome="passed"``)."""
-    picked = ", ".join(('job=~"$job"', 'instance=~"$instance"', *matchers))
+    picked = ", ".join(('cluster=~"$cluster"', 'job=~"$job"', 'instance=~"$instance"', *matchers))
     return f"{metric}{{{picked}}}"
 
 
@@ -107,7 +119,7 @@ def _increase_per_step(metric: str, *matchers: str, by: Sequence[str]) -> str:
     """
     now = selector(metric, *matchers)
     moved = f"({now} - {now} offset $__interval) >= 0 or {now}"
-    return f"sum{_grouped(by)} (({moved}) and on (job, instance) {selector('up')} offset $__interval == 1)"
+    return f"sum{_grouped(by)} (({moved}) and on (cluster, job, instance) {selector('up')} offset $__interval == 1)"
 
 
 def increase_by_timestamp(metric: str, last: str, *matchers: str, by: Sequence[str] = ()) -> str:
@@ -153,7 +165,7 @@ def quantile(share: float, histogram: str, *matchers: str, by: Sequence[str] = (
         return f"histogram_quantile({share}, {rate(buckets, *matchers, by=grouped)})"
     series = selector(buckets, *matchers)
     # A series that was not scraped before may be old: it is new only if the target was scraped at that time.
-    in_range = f"on (job, instance) {selector('up')} offset $__rate_interval == 1"
+    in_range = f"on (cluster, job, instance) {selector('up')} offset $__rate_interval == 1"
     begun = f"{series} unless {series} offset $__rate_interval and {in_range}"
     moved = f"sum{_grouped(grouped)} ({begun} or increase({series}[$__rate_interval]))"
     return f"histogram_quantile({share}, {moved})"
@@ -177,6 +189,20 @@ def or_zero(part: str, whole: str) -> str:
 def ratio(part: str, whole: str) -> str:
     """Return ``part`` divided by ``whole``: 0 without a part; no value, not NaN, where the whole is 0."""
     return f"({or_zero(part, whole)}) / ({whole} > 0)"
+
+
+def top(query: str, *, limit: int = MAX_ROWS) -> str:
+    """Return the rows of a query with the largest values."""
+    return f"topk({limit}, {query})"
+
+
+def with_most_problems(query: str, *, limit: int = MAX_ROWS) -> str:
+    """Return the part of a query that is about the selected nodes with the most problems at the end of the time range.
+
+    A node that was scraped in the range at all is among them if no more nodes are selected.
+    """
+    score = f"last_over_time({selector('instance:scrubber_problems:score')}[$__range] @ end())"
+    return f"{query} and on (cluster, instance) topk({limit}, sum by (cluster, instance) ({score}))"
 
 
 def _family(metric: str) -> str:

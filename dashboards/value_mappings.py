@@ -169,7 +169,7 @@ STEP_COLOURS: Final[Mapping[str, str]] = {
 
 
 def state_number_query(
-    states: Sequence[State], *matchers: str, by: Sequence[str] = ("job", "instance", "device")
+    states: Sequence[State], *matchers: str, by: Sequence[str] = ("cluster", "job", "instance", "device")
 ) -> str:
     """Return a query for the number of each device's state."""
     alternatives = " or ".join(

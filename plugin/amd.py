@@ -19,7 +19,7 @@ class AmdNaming(StrEnum):
     SINGLE = "single"
     """One resource, if all GPUs of the node are partitioned alike."""
     MIXED = "mixed"
-    """One resource for each kind of partition, beside that of the whole GPUs."""
+    """One resource for each kind of partition; a whole GPU that could be partitioned is one too (``spx_nps1``)."""
 
 
 def has_amd_node(access: Iterable[Access]) -> bool:
@@ -32,7 +32,7 @@ def amd_resource(whole: str, profile: str, naming: AmdNaming) -> str:
 
     Args:
         whole: the name for whole GPUs.
-        profile: kind of a partition, such as ``cpx_nps1``; empty for a whole GPU.
+        profile: the modes of the device's GPU, such as ``cpx_nps1``; empty for a GPU that cannot be partitioned.
     """
     if not profile or naming is AmdNaming.SINGLE:
         return whole
@@ -40,11 +40,11 @@ def amd_resource(whole: str, profile: str, naming: AmdNaming) -> str:
 
 
 def unequal_partitions_error(profiles: Iterable[str]) -> str:
-    """Return why devices with ``profiles`` (empty for whole GPUs) cannot be one resource; empty when they can."""
+    """Return why devices with ``profiles`` (empty: no partition modes) cannot be one resource; empty when they can."""
     kinds = sorted(set(profiles))
     if len(kinds) < 2:
         return ""
-    named = ", ".join(kind or "not partitioned" for kind in kinds)
+    named = ", ".join(kind or "without partition modes" for kind in kinds)
     return (
         f"With --amd-resource-naming single, no AMD GPU can be advertised: the GPUs of this node differ ({named}). Use "
         "mixed, or partition all GPUs alike."

@@ -64,6 +64,11 @@ if [ ${#shells[@]} -gt 0 ]; then
     (install_debian "${shells[@]}") || echo "bootstrap: without ${shells[*]} the tests of completion fail" >&2
 fi
 
+# A test compiles the kernels for AMD GPUs and compares them with the shipped ones. Nothing else needs the compiler.
+if ! command -v clang-19 >/dev/null || ! command -v ld.lld-19 >/dev/null; then
+    (install_debian clang-19 lld-19) || echo "bootstrap: without clang-19 and lld-19 a test of AMD's kernels fails" >&2
+fi
+
 # A test verifies a release with it, as users do. Nothing else needs it.
 command -v openssl >/dev/null || (install_debian openssl) || echo "bootstrap: without openssl a test of releases fails" >&2
 

@@ -28,6 +28,7 @@ import scrubber
 _ROOT = Path(__file__).resolve().parent.parent
 DEBIAN = _ROOT / "deploy" / "debian"
 SYSTEMD = _ROOT / "deploy" / "systemd"
+SLURM = _ROOT / "deploy" / "slurm"
 PREFIX = Path("opt/scrubber")
 LOCKS = {
     "12": _ROOT / "deploy" / "container" / "cuda12.txt",
@@ -104,6 +105,8 @@ def assemble(tree: Path, out: Path, version: str, depends: str, maintainer: str 
     _copy(DEBIAN / "copyright", documents / "copyright")
     for drop_in in sorted(SYSTEMD.glob("*.d/*.conf")):
         _copy(drop_in, documents / "examples" / drop_in.parent.name / drop_in.name)
+    for example in sorted(SLURM.iterdir()):
+        _copy(example, documents / "examples" / SLURM.name / example.name, 0o755)
     built = formatdate(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())))
     entry = f"gpu-scrubber ({version}) unstable; urgency=medium\n\n  * CHANGELOG.md.\n\n -- {maintainer}  {built}\n"
     for name, text in (("changelog", entry), ("CHANGELOG.md", (_ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))):

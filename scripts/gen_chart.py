@@ -338,7 +338,7 @@ def _move(node: Node, *way: str) -> None:
 
 def _service(pod: dict[Any, Node], container: dict[Any, Node]) -> None:
     pod["terminationGracePeriodSeconds"] = Raw("{{ $.Values.service.terminationGracePeriodSeconds | int }}")
-    runtime, nvidia = pod["runtimeClassName"], '(eq $.Values.backend "nvidia")'
+    runtime, nvidia = pod["runtimeClassName"], '(has "nvidia" (splitList "," $.Values.backend))'
     assert isinstance(runtime, When)
     pod["runtimeClassName"] = When(
         f"(and {runtime.condition} {nvidia} $.Values.runtimeClassName)",
@@ -585,7 +585,11 @@ def values_schema() -> dict[str, Any]:
             tag=_value("string", "Its tag, or its digest (sha256:…); by default the chart's version."),
             pullPolicy=_value("string", "When nodes pull it.", enum=["Always", "IfNotPresent", "Never"]),
         ),
-        backend=_value("string", "How the service reaches the devices.", enum=sorted(BACKENDS)),
+        backend=_value(
+            "string",
+            "How the service reaches the devices: one backend, or several with commas.",
+            pattern=f"^({'|'.join(sorted(BACKENDS))})(,({'|'.join(sorted(BACKENDS))}))*$",
+        ),
         imagePullSecrets=_OBJECTS | {"description": "Secrets of the namespace with credentials for the registry."},
         nodeSelector=_TEXTS | {"description": "Labels of the nodes, besides kubernetes.io/os."},
         affinity=_value("object", "Affinity of the pods."),

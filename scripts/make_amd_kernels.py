@@ -1,76 +1,81 @@
-"""Compile the kernels of the AMD backend to the code objects that are shipped beside them, one for each instruction set.
+"""Compile the kernels for AMD GPUs to the code objects that are shipped beside their sources, one for each architecture.
 
-Invariant: ``kernels.json`` names the source and the objects that were made from it, by their SHA-256, and
-``tests/adapters/test_amd_kernels.py`` compares them. So neither the image nor the tests need this compiler: clang and lld
-19, as Debian ships them (``apt-get install clang-19 lld-19``). No GPU and no part of ROCm is needed.
+Invariant: the same source and compiler give the same bytes on every machine, so ``--check`` shows that an object was made
+from the source beside it; ``tests/adapters/test_amd_kernels.py`` runs it. The image needs no compiler. The compiler is
+clang and lld 19 as Debian ships them (``apt-get install clang-19 lld-19``); no GPU and no part of ROCm is needed.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-DIRECTORY = Path(__file__).resolve().parent.parent / "scrubber/adapters/amd"
-SOURCE = DIRECTORY / "kernels.c"
-MANIFEST = DIRECTORY / "kernels.json"
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = (Path("scrubber/adapters/amd/kernels.c"), Path("tests/gpu/amd/attacks.c"))
 ARCHITECTURES = ("gfx90a", "gfx942")
 """Instinct MI200 and MI300."""
+COMPILER = "clang-19"
 OPTIONS = (
     *("-x", "c", "-std=c11", "-target", "amdgcn-amd-amdhsa", "-nogpulib", "-ffreestanding", "-O3"),
     *("-Wall", "-Wextra", "-Werror", "-mcode-object-version=5", "-Wl,--strip-all"),
 )
 
 
-def object_path(architecture: str) -> Path:
-    """Return the path of the shipped code object."""
-    return SOURCE.with_suffix(f".{architecture}.co")
+class KernelError(Exception):
+    """There is no compiler, or the source does not compile; the message contains the reason."""
 
 
-def digest(content: bytes) -> str:
-    """Return the SHA-256 of ``content`` in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
+def object_path(source: Path, architecture: str) -> Path:
+    """Return the path of the code object of ``source``."""
+    return source.with_suffix(f".{architecture}.co")
 
 
-def compile_object(compiler: str, architecture: str) -> bytes:
-    """Return the code object for ``architecture``.
+def compile_object(source: Path, architecture: str, compiler: str = COMPILER) -> bytes:
+    """Return the code object of ``source`` for ``architecture``.
 
     Raises:
-        FileNotFoundError: there is no such compiler.
-        subprocess.CalledProcessError: the source does not compile; the compiler's message is on standard error.
+        KernelError: the compiler's messages, or that there is none.
     """
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "object"
-        command = [compiler, *OPTIONS, f"-mcpu={architecture}", "-o", str(output), SOURCE.name]
-        subprocess.run(command, check=True, cwd=DIRECTORY)
+        command = [compiler, *OPTIONS, f"-mcpu={architecture}", "-o", str(output), source.name]
+        try:
+            done = subprocess.run(command, cwd=source.parent, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise KernelError(f"{compiler} is missing; as root: apt-get install clang-19 lld-19") from None
+        if done.returncode != 0:
+            raise KernelError(f"{source.name} for {architecture}: {done.stderr}".rstrip())
         return output.read_bytes()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the code objects, or report with ``--check`` whether they differ; return 1 if any does."""
+    """Write the code objects, or report with ``--check`` which are outdated; return 1 if any is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="compare only; write nothing")
-    parser.add_argument("--compiler", default="clang-19", help="the compiler (default: clang-19)")
+    parser.add_argument("--compiler", default=COMPILER, help=f"the compiler (default: {COMPILER})")
+    parser.add_argument("source", type=Path, nargs="*", help="a source (default: all in the tree)")
     arguments = parser.parse_args(argv)
-    made = {each: compile_object(arguments.compiler, each) for each in ARCHITECTURES}
-    manifest = {
-        "source": digest(SOURCE.read_bytes()),
-        "objects": {each: digest(content) for each, content in made.items()},
-    }
-    files = {object_path(each): content for each, content in made.items()}
-    files[MANIFEST] = (json.dumps(manifest, indent=2) + "\n").encode()
-    stale = [path for path, content in files.items() if not path.is_file() or path.read_bytes() != content]
-    for path in stale:
-        if arguments.check:
-            print(f"{path} does not match {SOURCE.name}; run scripts/make_amd_kernels.py", file=sys.stderr)
-        else:
-            path.write_bytes(files[path])
-            print(path)
+    stale = False
+    for source in arguments.source or [ROOT / path for path in SOURCES]:
+        for architecture in ARCHITECTURES:
+            try:
+                made = compile_object(source, architecture, arguments.compiler)
+            except KernelError as error:
+                print(error, file=sys.stderr)
+                return 1
+            shipped = object_path(source, architecture)
+            if shipped.is_file() and shipped.read_bytes() == made:
+                continue
+            stale = True
+            if arguments.check:
+                print(f"{shipped} does not match {source.name}; run make amd-kernels", file=sys.stderr)
+            else:
+                shipped.write_bytes(made)
+                print(shipped)
     return 1 if stale and arguments.check else 0
 
 

@@ -1,4 +1,4 @@
-"""The registry of backends: one row for each kind of device that the service supports.
+"""The registry of backends: one row for each kind of device that the service supports, and rows that combine several.
 
 To add a backend, add a folder in ``scrubber/adapters`` and a row here. A row's adapters are imported on first use, so
 that the command line can read the registry without loading them.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scrubber.domain.health.signal_table import SignalTable
     from scrubber.ports.device import AgentControl, DeviceBackend, InfrastructureLookup
 
-__all__ = ["BACKENDS", "Backend", "BackendContext"]
+__all__ = ["BACKENDS", "Backend", "BackendContext", "choose_backend"]
 
 _LOCKS = "locks"
 
@@ -48,9 +48,10 @@ class Backend:
         simulated: whether its devices are not hardware: the service needs neither the host's PID namespace nor cgroups
             for them.
         signal_table: returns the signal table of its devices.
+        members: the backends that it combines, each with its own signal table; empty for a single one.
         check_settings: checks the settings that only this backend has. Raises :class:`InvalidConfiguration`.
         open: starts the adapters and yields their ports; closes them on exit. Raises :class:`InvalidConfiguration`.
-        lock_directory: returns the directory of the locks that its erasers hold; None: it has no erasers.
+        lock_directories: returns the directories of the locks that its erasers hold; none where it has no erasers.
         unsupported_settings: returns one message for each device setting of a policy that no device of this backend
             has.
         agents: returns what lets agents of the devices' vendor release the driver; None where that is not set up.
@@ -62,9 +63,14 @@ class Backend:
     signal_table: Callable[[], SignalTable]
     check_settings: Callable[[ServiceSettings], None]
     open: Callable[[BackendContext], AbstractAsyncContextManager[DeviceBackend]]
-    lock_directory: Callable[[ServiceSettings], Path | None] = lambda _: None
+    lock_directories: Callable[[ServiceSettings], tuple[Path, ...]] = lambda _: ()
     unsupported_settings: Callable[[Mapping[str, str]], Sequence[str]] = lambda _: ()
     agents: Callable[[ServiceSettings], AgentControl | None] = lambda _: None
+    members: tuple[Backend, ...] = ()
+
+    def member_tables(self) -> Mapping[str, SignalTable]:
+        """Return the signal table of each backend that it combines, by its name."""
+        return {each.name: each.signal_table() for each in self.members}
 
 
 def _check_simulated(settings: ServiceSettings) -> None:
@@ -187,6 +193,10 @@ def _unsupported_by_amd(settings: Mapping[str, str]) -> Sequence[str]:
     return validation_errors(settings)
 
 
+def _own_locks(settings: ServiceSettings) -> tuple[Path, ...]:
+    return (settings.state_dir / _LOCKS,)
+
+
 _ROWS = (
     Backend(
         name="sim",
@@ -195,7 +205,7 @@ _ROWS = (
         signal_table=_nvidia_signals,  # simulated devices have the faults of an NVIDIA GPU
         check_settings=_check_simulated,
         open=_open_simulated,
-        lock_directory=lambda settings: settings.sim_dir and settings.sim_dir / _LOCKS,
+        lock_directories=lambda settings: () if settings.sim_dir is None else (settings.sim_dir / _LOCKS,),
         agents=_dcgm,
     ),
     Backend(
@@ -204,7 +214,7 @@ _ROWS = (
         signal_table=_nvidia_signals,
         check_settings=_check_nvidia,
         open=_open_nvidia,
-        lock_directory=lambda settings: settings.state_dir / _LOCKS,
+        lock_directories=_own_locks,
         agents=_dcgm,
         unsupported_settings=_unsupported_by_nvidia,
     ),
@@ -214,7 +224,7 @@ _ROWS = (
         signal_table=_amd_signals,
         check_settings=_check_amd,
         open=_open_amd,
-        lock_directory=lambda settings: settings.state_dir / _LOCKS,
+        lock_directories=_own_locks,
         unsupported_settings=_unsupported_by_amd,
     ),
     Backend(
@@ -223,9 +233,61 @@ _ROWS = (
         signal_table=_command_signals,
         check_settings=_check_command,
         open=_open_command,
-        lock_directory=lambda settings: settings.state_dir / _LOCKS,
+        lock_directories=_own_locks,
     ),
 )
 
 BACKENDS: Mapping[str, Backend] = {each.name: each for each in _ROWS}
 """All backends by name, in the order of the help text; the first one is the default."""
+
+
+def choose_backend(names: Sequence[str]) -> Backend:
+    """Return the row of the backend that ``names`` contains, or one that combines several of them.
+
+    Raises:
+        InvalidConfiguration: there is no such backend, or one is named twice.
+    """
+    unknown = next((each for each in names if each not in BACKENDS), None)
+    if unknown is not None:
+        raise InvalidConfiguration(f'"{unknown}" is not a backend; --backend has: {", ".join(BACKENDS)}.')
+    twice = next((each for each in names if names.count(each) > 1), None)
+    if twice is not None:
+        raise InvalidConfiguration(f"--backend names {twice} twice; name each backend once.")
+    rows = tuple(BACKENDS[each] for each in names)
+    return rows[0] if len(rows) == 1 else _combined(rows)
+
+
+def _combined(rows: tuple[Backend, ...]) -> Backend:
+    """Return a row that serves the devices of all ``rows``; see :mod:`scrubber.composite_backend`."""
+
+    def signal_table() -> SignalTable:
+        first, *others = (each.signal_table() for each in rows)
+        return first.merged_with(others)
+
+    def check_settings(settings: ServiceSettings) -> None:
+        for each in rows:
+            each.check_settings(settings)
+
+    def open_all(context: BackendContext) -> AbstractAsyncContextManager[DeviceBackend]:
+        from scrubber.composite_backend import composite_backend
+
+        return composite_backend({each.name: each.open(context) for each in rows})
+
+    def unsupported_settings(settings: Mapping[str, str]) -> Sequence[str]:
+        messages = ([each.unsupported_settings({name: value}) for each in rows] for name, value in settings.items())
+        return [message for found in messages if all(found) for message in found[0]]
+
+    return Backend(
+        name=",".join(each.name for each in rows),
+        summary=" and ".join(each.summary for each in rows),
+        simulated=all(each.simulated for each in rows),
+        signal_table=signal_table,
+        check_settings=check_settings,
+        open=open_all,
+        lock_directories=lambda settings: tuple(
+            dict.fromkeys(path for each in rows for path in each.lock_directories(settings))
+        ),
+        unsupported_settings=unsupported_settings,
+        agents=lambda settings: next(filter(None, (each.agents(settings) for each in rows)), None),
+        members=rows,
+    )

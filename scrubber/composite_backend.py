@@ -57,6 +57,7 @@ async def composite_backend(
             children=router,
             not_advertised=router.not_advertised,
             confidential=router,
+            poll_interval=router.poll_interval,
         )
 
 
@@ -84,7 +85,7 @@ class _Member:
                 identity = await self.ports.inventory.identity()
                 if devices or self.unavailable_reason or self.driver != identity.driver:
                     found = await self.ports.inventory.devices()
-                    self.devices = tuple(replace(each, driver=identity.driver) for each in found)
+                    self.devices = tuple(replace(each, driver=identity.driver, backend=self.name) for each in found)
         except Exception as error:  # noqa: BLE001  # no failure of one backend may affect the others
             self.unavailable_reason = str(error) or repr(error)
             return None
@@ -181,6 +182,10 @@ class _CompositePorts:
         return self._member_of(device).ports.holders.not_covered(device)
 
     # --- telemetry and settings
+
+    def poll_interval(self, device: Device) -> float:
+        member = self._by_device.get(device.id)
+        return 0.0 if member is None else member.ports.poll_interval(device)
 
     async def snapshot(self, device: Device) -> Snapshot:
         member = self._member_of(device)

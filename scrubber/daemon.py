@@ -42,7 +42,7 @@ from scrubber.adapters.locks import lock_holders
 from scrubber.adapters.signing.node_key import NodeKey
 from scrubber.api.server import GrpcServer
 from scrubber.api.sockets import Sockets
-from scrubber.backends import BACKENDS, BackendContext
+from scrubber.backends import Backend, BackendContext
 from scrubber.config.policy_file import PolicySource, with_digest
 from scrubber.config.settings import ServiceSettings, TraceExport
 from scrubber.domain.assignment import Trust
@@ -236,12 +236,11 @@ class _Left:
     devices: tuple[DeviceView, ...] = ()
     children: tuple[ChildCounts, ...] = ()
     """Of every backend that was closed."""
-    locks: Path | None = None
-    """Directory of the locks that erasers hold, also those of an earlier service that are stuck in the driver."""
+    locks: tuple[Path, ...] = ()
+    """Directories of the locks that erasers hold, also those of an earlier service that are stuck in the driver."""
 
     def remaining_pids(self) -> frozenset[int]:
-        orphans = frozenset() if self.locks is None else lock_holders(self.locks)
-        return orphans.union(*(each.pids() for each in self.children))
+        return frozenset[int]().union(*map(lock_holders, self.locks), *(each.pids() for each in self.children))
 
 
 async def _serve(
@@ -299,7 +298,7 @@ async def _serve(
             journal=journal,
             clock=clock,
             new_id=_new_id,
-            backend=BACKENDS[settings.backend.name].agents(settings),
+            backend=_row(settings).agents(settings),
         )
         stack.push_async_callback(pauses.close)
         yields = YieldControl(state.node, ledger=ledger, journal=journal, clock=clock)
@@ -326,8 +325,7 @@ async def _serve(
             serve_metrics=serve_metrics,
             stop_deadline=stop_deadline,
         )
-        locks = BACKENDS[settings.backend.name].lock_directory(settings)
-        left = _Left(NodeIdentity(settings.node_name, "", ""), locks=locks)
+        left = _Left(NodeIdentity(settings.node_name, "", ""), locks=_row(settings).lock_directories(settings))
         async with asyncio.TaskGroup() as group:
             group.create_task(_keep_alive(core), name="watchdog")
             group.create_task(pauses.run(), name="agent pauses")
@@ -545,7 +543,8 @@ def _device_tasks(
         "health": watch_health(
             node,
             dependencies=dependencies,
-            interval=max(interval * _INTERVALS_PER_HEALTH_CHECK, backend.poll_interval),
+            interval=interval * _INTERVALS_PER_HEALTH_CHECK,
+            least=backend.poll_interval,
         ),
         "pods": watch_pods(node, dependencies=dependencies, interval=interval),
         "pod ends": follow_pod_ends(node, dependencies=dependencies),
@@ -733,20 +732,26 @@ async def _keep_alive(core: _Core) -> None:
 
 def _adjust_policy(policy: Policy, settings: ServiceSettings, log: structlog.typing.FilteringBoundLogger) -> Policy:
     """Return the policy with the settings of this start, for this backend."""
-    row = BACKENDS[settings.backend.name]
-    policy = policy.for_node(settings.node_name).with_signals(row.signal_table())
+    row = _row(settings)
+    policy = policy.for_node(settings.node_name)
     everyone = (policy, *(each.policy for each in policy.overrides))
     impossible = [why for one in everyone for why in row.unsupported_settings(one.settings)]
     if impossible:
         raise InvalidConfiguration(f"{settings.policy}: settings: {' '.join(impossible)}")
-    if not settings.disabled_healthchecks:
-        return policy
-    log.warning(
-        "policy.xids-disabled",
-        message="DP_DISABLE_HEALTHCHECKS makes the service ignore XIDs; prefer xids: ignore in the policy file, where "
-        "the choice is on record.",
-    )
-    return with_digest(settings.disabled_healthchecks.apply_to(policy))
+    if settings.disabled_healthchecks:
+        log.warning(
+            "policy.xids-disabled",
+            message="DP_DISABLE_HEALTHCHECKS makes the service ignore XIDs; prefer xids: ignore in the policy file, "
+            "where the choice is on record.",
+        )
+        policy = with_digest(settings.disabled_healthchecks.apply_to(policy))
+    return policy.with_signals(row.signal_table(), row.member_tables())
+
+
+def _row(settings: ServiceSettings) -> Backend:
+    """Return the chosen backend, of which the settings know only a part."""
+    assert isinstance(settings.backend, Backend)
+    return settings.backend
 
 
 def _open_backend(
@@ -754,7 +759,7 @@ def _open_backend(
 ) -> AbstractAsyncContextManager[DeviceBackend]:
     question = policies.policy.limits.driver_call
     context = BackendContext(settings=settings, driver_call_timeout=question, infrastructure=owners.infrastructure)
-    return BACKENDS[settings.backend.name].open(context)
+    return _row(settings).open(context)
 
 
 def _make_resetter(

@@ -25,9 +25,10 @@ class Depth:
         pod_shapes: pods of the matrix (``make pod-matrix`` plays all).
         restarts: components in the longest order of restarts within the time of a detection.
         restarts_apart: components in the longest order of restarts with time between.
+        every_soft_signal: of the soft signals, every n-th goes through the histories of how long it lasts.
         starts: starts in the engine for each row of the truth table; None for all of its cases.
         weeks: weeks of a node.
-        hostile_hours: hours with a hostile tenant, for each number of devices.
+        hostile_hours: number of devices and seed of each hour with a hostile tenant.
     """
 
     examples: int
@@ -36,21 +37,23 @@ class Depth:
     pod_shapes: int
     restarts: int
     restarts_apart: int
+    every_soft_signal: int
     starts: int | None
     weeks: int
-    hostile_hours: int
+    hostile_hours: tuple[tuple[int, int], ...]
 
 
 CI: Final = Depth(
     examples=30,
-    stories=120,
-    claim_stories=60,
-    pod_shapes=240,
+    stories=48,
+    claim_stories=24,
+    pod_shapes=96,
     restarts=3,
     restarts_apart=2,
+    every_soft_signal=5,
     starts=4,
     weeks=1,
-    hostile_hours=1,
+    hostile_hours=((4, 0),),
 )
 DEEP: Final = Depth(
     examples=2_000,
@@ -59,9 +62,10 @@ DEEP: Final = Depth(
     pod_shapes=4_800,
     restarts=5,
     restarts_apart=3,
+    every_soft_signal=1,
     starts=None,
     weeks=3,
-    hostile_hours=3,
+    hostile_hours=tuple((devices, seed) for devices in (4, 8) for seed in range(3)),
 )
 _DEEP: Final = "deep"
 

@@ -117,6 +117,7 @@ class FakeClaimService:
         self.requests.append((claim.uid, tuple(devices), tuple(pods), driver))
         self.bell.ring()
         await self.on_prepare(claim.uid)
+        self.releasing.discard(claim.uid)
         self.prepared[claim.uid] = tuple(each.device_id for each in devices)
         return [
             ClaimGrant(each.device_id, CertificateExtract(f"certificate-of-{each.device_id}", "sha256:0", 7.0))
@@ -132,6 +133,8 @@ class FakeClaimService:
         progress = self.progress.get(claim_uid, ReleaseProgress(done=True))
         if progress.done:
             self.prepared.pop(claim_uid, None)
+        else:
+            self.releasing.add(claim_uid)
         return progress
 
     async def set_claim_pods(self, claim_uid: str, pods: Sequence[ClaimPod]) -> None:

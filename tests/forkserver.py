@@ -5,7 +5,9 @@ The result is an ordinary process: it has its own PID, streams, environment and 
 executes its children as usual. It differs from an exec'ed process in its command line and in the modules that are
 imported before its first line. Tests of either start their programs with :func:`asyncio.create_subprocess_exec`.
 
-    python -m tests.forkserver FD    serves requests on a listening socket until the process that started it ends
+    python -m tests.forkserver FD KIND    serves requests on a listening socket until the process that started it ends
+
+Another server forks the children of adapters: they import little, but hundreds of tests start half a dozen each.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.base_subprocess
 import atexit
+import ctypes
 import gc
 import importlib
 import io
@@ -29,16 +32,28 @@ import threading
 import traceback
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
-from functools import cache
+from functools import cache, partial
 from typing import IO, Any, Final, NoReturn
 
-__all__ = ["start"]
+__all__ = ["start", "start_child"]
 
 _LARGEST: Final = 1 << 20
 """Maximum bytes of one request: argument vector and environment."""
-_FORKED: Final = ("scrubber.cli.main", "tests.nvidia.service")
+_FORKED: Final = ("scrubber.cli.main", "tests.dashboards.service", "tests.nvidia.service")
 """Programs that do not change any module imported before them."""
-_PRELOADED: Final = ("scrubber.cli", "scrubber.daemon", "plugin.main")
+_CHILDREN: Final = (
+    *(f"scrubber.adapters.nvidia.{name}" for name in ("driver", "zygote")),
+    *(f"scrubber.adapters.sim.{name}" for name in ("diagnosis", "driver", "zygote")),
+    *("scrubber.adapters.cuda.zygote", "scrubber.adapters.walker"),
+)
+"""Children of adapters."""
+_PRELOADED: Final[Mapping[str, Collection[str]]] = {
+    "daemons": ("scrubber.cli", "scrubber.daemon", "plugin.main"),
+    "children": (*_CHILDREN, "scrubber.adapters.nvidia.events", "scrubber.adapters.sim.eraser", "numpy", "pynvml"),
+}
+"""What each kind of server imports. Not CuPy, nor what imports it: for most children another package is CuPy."""
+
+_exec = asyncio.create_subprocess_exec
 
 
 async def start(
@@ -65,20 +80,37 @@ async def start(
     if module not in _FORKED or any(env.get(name) != os.environ.get(name) for name in env if name.startswith("PYTHON")):
         command = (sys.executable, "-m", module, *arguments)
         return await asyncio.create_subprocess_exec(*command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+    request = {
+        "module": module,
+        "arguments": arguments,
+        "environment": dict(env),
+        "directory": os.getcwd(),
+        "terminal": terminal,
+        "on_terminal": [*on_terminal],
+    }
+    return await _fork("daemons", request, stdin, stdout, stderr)
+
+
+async def start_child(program: str, *words: str, **options: Any) -> asyncio.subprocess.Process:
+    """Replace :func:`asyncio.create_subprocess_exec` in :mod:`scrubber.adapters.children.process`.
+
+    The parent of the child is the server, which ends with this process; its socket may have another number.
+    """
+    if program != sys.executable or words[:3] != ("-s", "-P", "-m") or words[3] not in _CHILDREN:
+        return await _exec(program, *words, **options)
+    _, _, _, module, _, _, *arguments = words
+    request = {"module": module, "arguments": arguments, "environment": options["env"], "directory": options["cwd"]}
+    return await _fork("children", request, options["stdin"], options["stdout"], None, *options["pass_fds"])
+
+
+async def _fork(kind: str, request: Mapping[str, Any], *streams: int | IO[Any] | None) -> asyncio.subprocess.Process:
+    """Have the server of that ``kind`` fork; after the three standard streams it is passed other descriptors."""
     loop = asyncio.get_running_loop()
     protocol = asyncio.subprocess.SubprocessStreamProtocol(limit=1 << 16, loop=loop)
-    request = json.dumps(
-        {
-            "module": module,
-            "arguments": arguments,
-            "environment": dict(env),
-            "directory": os.getcwd(),
-            "terminal": terminal,
-            "on_terminal": [*on_terminal],
-        }
-    )
     waiter = loop.create_future()
-    transport = _Transport(loop, protocol, request, False, stdin, stdout, stderr, 0, waiter)
+    forked: Any = partial(_Forked, kind, json.dumps(request), *streams)
+    stdin, stdout, stderr = streams[:3]
+    transport = _Transport(loop, protocol, forked, False, stdin, stdout, stderr, 0, waiter)
     await waiter
     return asyncio.subprocess.Process(transport, protocol, loop)
 
@@ -87,7 +119,7 @@ class _Transport(asyncio.base_subprocess.BaseSubprocessTransport):
     """Asyncio's transport over a process that the server has forked."""
 
     def _start(self, args: Any, shell: bool, stdin: Any, stdout: Any, stderr: Any, bufsize: int, **_: Any) -> None:
-        self._proc = forked = _Forked(args, stdin, stdout, stderr)  # type: ignore[assignment]  # the methods in use
+        self._proc = forked = args()
         self._loop.add_reader(forked.connection, self._ended, forked)
 
     def _ended(self, forked: _Forked) -> None:
@@ -98,7 +130,7 @@ class _Transport(asyncio.base_subprocess.BaseSubprocessTransport):
 class _Forked:
     """The part of :class:`subprocess.Popen` that a transport uses."""
 
-    def __init__(self, request: str, *streams: int | IO[Any] | None) -> None:
+    def __init__(self, kind: str, request: str, *streams: int | IO[Any] | None) -> None:
         self.args = request
         self.returncode: int | None = None
         theirs: list[int] = []
@@ -119,11 +151,15 @@ class _Forked:
                 else:
                     other = stream if isinstance(stream, int) else stream.fileno()
                 theirs.append(other)
-            self.stdin, self.stdout, self.stderr = ours
+            self.stdin, self.stdout, self.stderr = ours[:3]
             self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
-            self._connection.connect(_address())
-            socket.send_fds(self._connection, [request.encode()], theirs)
+            try:
+                self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
+                self._connection.connect(_address(kind))
+                socket.send_fds(self._connection, [request.encode()], theirs)
+            except BaseException:
+                self._connection.close()
+                raise
         pid, descriptors, _, _ = socket.recv_fds(self._connection, 64, 1)
         assert pid, "the server that forks has ended"
         self.pid, (self._pidfd,) = int(pid), descriptors
@@ -153,13 +189,13 @@ class _Forked:
 
 
 @cache
-def _address() -> str:
-    """Start the server of this process, which ends with it; return the address of its socket."""
+def _address(kind: str) -> str:
+    """Start the server of that kind of this process, which ends with it; return the address of its socket."""
     address = f"\0gpu-scrubber-tests-{os.getpid()}-{os.urandom(8).hex()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(address)
         listening.listen(64)
-        command = [sys.executable, "-m", "tests.forkserver", str(listening.fileno())]
+        command = [sys.executable, "-m", "tests.forkserver", str(listening.fileno()), kind]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()])
     atexit.register(server.communicate)
     return address
@@ -196,7 +232,7 @@ class _Server:
 
     def _fork(self) -> dict[str, Any] | None:
         connection, _ = self._listening.accept()
-        words, streams, _, _ = socket.recv_fds(connection, _LARGEST, 3)
+        words, streams, _, _ = socket.recv_fds(connection, _LARGEST, 4)
         if (pid := os.fork()) == 0:  # noqa: TID251 - this process has one thread, see _preload
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -204,7 +240,9 @@ class _Server:
             for inherited in (connection, self._listening, *self._forked.values()):
                 inherited.close()
             request: dict[str, Any] = json.loads(words)
-            _become(request, streams)
+            _become(request, streams[:3])
+            if streams[3:]:
+                _become_child(request, streams[3])
             return request
         for each in streams:
             os.close(each)
@@ -228,11 +266,11 @@ def _become(request: Mapping[str, Any], streams: list[int]) -> None:
     for number, each in enumerate(streams):
         os.dup2(each, number)
         os.close(each)
-    if (terminal := request["terminal"]) is not None:
+    if request.get("terminal") is not None:
         os.setsid()
-    if request["on_terminal"]:
+    if request.get("on_terminal"):
         # The first terminal that a session leader opens becomes its controlling terminal: Ctrl-C and resizes reach it.
-        opened = os.open(terminal, os.O_RDWR)
+        opened = os.open(request["terminal"], os.O_RDWR)
         for number in request["on_terminal"]:
             os.dup2(opened, number)
         os.close(opened)
@@ -250,11 +288,29 @@ def _become(request: Mapping[str, Any], streams: list[int]) -> None:
     sys.path[0] = request["directory"]
 
 
+def _become_child(request: Mapping[str, Any], link: int) -> None:
+    """Apply what the start of an interpreter for a child would: session, arguments, and paths from the environment."""
+    environment = request["environment"]
+    os.setsid()
+    sys.argv[1:] = [str(link), str(os.getppid()), *request["arguments"]]
+    sys.path[:1] = environment["PYTHONPATH"].split(":")
+    if (directories := environment.get("LD_LIBRARY_PATH")) is not None:
+        # The loader has read this variable already.
+        vars(sys.modules["pynvml"])["CDLL"] = partial(_load_library, directories.split(":"))
+
+
+def _load_library(directories: Collection[str], name: str) -> ctypes.CDLL:
+    return ctypes.CDLL(next(filter(os.path.exists, (f"{each}/{name}" for each in directories)), name))
+
+
 def _run(module: str) -> NoReturn:
     """Run a program to its end without freeing memory at exit: freeing would copy each shared page."""
     status: object = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if module in _CHILDREN:
+            importlib.import_module(module).main()
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ending:
         status = ending.code
     except BaseException:  # noqa: BLE001 - the caller is the interpreter, which does the same
@@ -273,10 +329,11 @@ def _run(module: str) -> NoReturn:
     os._exit(status or 0)
 
 
-def _preload() -> None:
-    """Import what the programs import, except the module that each of them starts with."""
+def _preload(kind: str) -> None:
+    """Import what the programs import, except the module that a daemon starts with."""
     os.environ["GRPC_VERBOSITY"] = "NONE"  # as the programs do; gRPC reads it when it is imported
-    for name in _PRELOADED:
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    for name in _PRELOADED[kind]:
         package = importlib.import_module(name)
         for each in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{name}."):
             if each.name != "scrubber.cli.main":
@@ -287,7 +344,7 @@ def _preload() -> None:
 
 
 if __name__ == "__main__":
-    _preload()
+    _preload(sys.argv[2])
     with socket.socket(fileno=int(sys.argv[1])) as at:
         begun = _Server(at).run()
     if begun is not None:

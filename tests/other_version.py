@@ -1,4 +1,4 @@
-"""The source tree of another version, to run its daemons beside those of this one.
+"""The wheel of another version, to run its daemons beside those of this one.
 
 The next version is this tree with what an upgrade may bring: another version number, a new field in the records of
 devices, a new table in the ledger, and new fields in both directions of the API. A released version of the previous
@@ -12,16 +12,21 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from scrubber import __version__
+from scrubber.adapters.ledger.documents import RECORD
 
 __all__ = ["NEXT", "OtherVersion", "build", "other_versions"]
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("scrubber", "plugin", "policies")
+DESCRIPTION = ("pyproject.toml", "README.md", "LICENSE")
+"""What else is needed to build a wheel."""
 NEXT = "next"
 MAJOR, MINOR = (int(part) for part in __version__.split(".")[:2])
 
@@ -38,17 +43,23 @@ PATCHES: tuple[tuple[str, str, str], ...] = (
         "    admin_claims=tuple_of(CLAIM),\n",
         "    admin_claims=tuple_of(CLAIM),\n    rack=TEXT,\n",
     ),
-    ("scrubber/adapters/ledger/documents.py", "Document(_RECORD, format=1)", "Document(_RECORD, format=2)"),
+    (
+        "scrubber/adapters/ledger/documents.py",
+        f"Document(_RECORD, format={RECORD.format})",
+        f"Document(_RECORD, format={RECORD.format + 1})",
+    ),
     (
         "scrubber/adapters/ledger/schema.py",
-        'CURRENT = Schema(number=1, oldest_reader=1, oldest_reader_version="0.1.0")',
+        "@dataclass(frozen=True, slots=True)\nclass StoredSchema:\n",
         (
             "def _add_rack(document):\n"
-            '    return {**document, "format": 2, "rack": "unknown"}\n\n\n'
+            f'    return {{**document, "format": {RECORD.format + 1}, "rack": "unknown"}}\n\n\n'
             "CURRENT = Schema(\n"
-            '    number=2, oldest_reader=1, oldest_reader_version="0.1.0", upgrades={1: {"devices": _add_rack}},\n'
-            '    tables=(*_TABLES, "CREATE TABLE topology (gpu TEXT PRIMARY KEY) STRICT"),\n'
-            ")"
+            f'    CURRENT.number + 1, CURRENT.number, "{__version__}",\n'
+            '    (*CURRENT.tables, "CREATE TABLE topology (gpu TEXT PRIMARY KEY) STRICT"),\n'
+            '    {**CURRENT.upgrades, CURRENT.number: {"devices": _add_rack}},\n'
+            ")\n\n\n"
+            "@dataclass(frozen=True, slots=True)\nclass StoredSchema:\n"
         ),
     ),
     (
@@ -76,7 +87,7 @@ PATCHES: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class OtherVersion:
-    """A source tree in ``tree``, and its version."""
+    """The contents of a wheel, unpacked in ``tree`` as an installation would, and its version."""
 
     tree: Path
     version: str
@@ -96,18 +107,30 @@ def other_versions() -> list[str]:
 
 
 def build(which: str, tree: Path) -> OtherVersion:
-    """Write the source tree of a version of :func:`other_versions` into ``tree``, which does not exist yet."""
-    if which == NEXT:
-        return _build_next(tree)
-    archive = subprocess.run(["git", "archive", which, *PARTS], cwd=ROOT, capture_output=True, check=True)
-    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
-        files.extractall(tree, filter="data")
-    return OtherVersion(tree, which.removeprefix("v"))
+    """Build the wheel of a version of :func:`other_versions`, and unpack it into ``tree``, which does not exist yet."""
+    with TemporaryDirectory() as name:
+        sources = Path(name, "sources")
+        if which == NEXT:
+            _write_next(sources)
+        else:
+            archive = ["git", "archive", which, *PARTS, *DESCRIPTION]
+            with tarfile.open(
+                fileobj=BytesIO(subprocess.run(archive, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+            ) as files:
+                files.extractall(sources, filter="data")
+        building = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", name]
+        subprocess.run(building, cwd=sources, stdout=subprocess.DEVNULL, check=True)
+        (wheel,) = Path(name).glob("*.whl")
+        with zipfile.ZipFile(wheel) as packed:
+            packed.extractall(tree)
+    return OtherVersion(tree, wheel.name.split("-")[1])
 
 
-def _build_next(tree: Path) -> OtherVersion:
+def _write_next(tree: Path) -> None:
     for part in PARTS:
-        shutil.copytree(ROOT / part, tree / part)
+        shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in DESCRIPTION:
+        shutil.copy(ROOT / name, tree / name)
     for name, before, after in PATCHES:
         path = tree / name
         text = path.read_text()
@@ -116,4 +139,3 @@ def _build_next(tree: Path) -> OtherVersion:
     generator = ROOT / "scripts" / "gen_protos.py"
     code = f"import runpy; from pathlib import Path; t = Path({str(tree)!r}); runpy.run_path({str(generator)!r})['generate'](t, t)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    return OtherVersion(tree, f"{MAJOR}.{MINOR + 1}.0")

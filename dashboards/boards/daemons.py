@@ -73,7 +73,9 @@ def service_panels() -> list[model.Panel]:
             "Ledger size",
             "How much disk space do the database and its write-ahead log take? (The log grows to about 16 MiB and is then "
             "overwritten from its beginning: growth up to that size is normal.)",
-            Query(aggregate("sum", "scrubber_ledger_size_bytes", by=("instance",)), "{{instance}}"),
+            Query(
+                aggregate("sum", "scrubber_ledger_size_bytes", by=("cluster", "instance")), "{{instance}} {{cluster}}"
+            ),
             unit="bytes",
             span=6,
             colours={},
@@ -122,21 +124,21 @@ def plugin_panels() -> list[model.Panel]:
     registered = aggregate(
         "min",
         "scrubber_plugin_registered",
-        by=("instance", "resource"),
+        by=("cluster", "instance", "resource"),
     )
-    up = f"{aggregate('min', 'scrubber_plugin_service_up', by=('instance',))} + 2"
-    yielded = f"{aggregate('max', 'scrubber_node_yielded', by=('instance',))} + 4"
-    waiting = f"{aggregate('max', 'scrubber_waiting_for_driver', by=('instance',))} * 8 == 8"
-    paused = f"({aggregate('max', 'scrubber_agent_pause_seconds', by=('instance',))} > bool 0) + 6"
+    up = f"{aggregate('min', 'scrubber_plugin_service_up', by=('cluster', 'instance'))} + 2"
+    yielded = f"{aggregate('max', 'scrubber_node_yielded', by=('cluster', 'instance'))} + 4"
+    waiting = f"{aggregate('max', 'scrubber_waiting_for_driver', by=('cluster', 'instance'))} * 8 == 8"
+    paused = f"({aggregate('max', 'scrubber_agent_pause_seconds', by=('cluster', 'instance'))} > bool 0) + 6"
     return [
         state_timeline_panel(
             "Registration",
             "Were the resources registered with the kubelet, was the plugin connected to the service, was the node "
             "yielded, and were agents paused for a reset?",
-            Query(registered, "{{instance}} / {{resource}}"),
-            Query(up, "{{instance}} / service"),
-            Query(f"({waiting}) or ({yielded})", "{{instance}} / driver"),
-            Query(paused, "{{instance}} / agents"),
+            Query(registered, "{{instance}} {{cluster}} / {{resource}}"),
+            Query(up, "{{instance}} {{cluster}} / service"),
+            Query(f"({waiting}) or ({yielded})", "{{instance}} {{cluster}} / driver"),
+            Query(paused, "{{instance}} {{cluster}} / agents"),
             mappings=[state_mapping(_REGISTRATION)],
             span=16,
             height=7,

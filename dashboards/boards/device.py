@@ -8,7 +8,15 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.boards.summary import UNVERIFIED_THRESHOLDS, unverified_share_query
 from dashboards.dashboard import DashboardName, Row, build_dashboard
-from dashboards.panels import PanelColumn, Query, stat_panel, state_timeline_panel, table_panel, time_series_panel
+from dashboards.panels import (
+    CLUSTER_COLUMN,
+    PanelColumn,
+    Query,
+    stat_panel,
+    state_timeline_panel,
+    table_panel,
+    time_series_panel,
+)
 from dashboards.queries import DEVICE_MATCHER, aggregate, increase_by_timestamp, selector
 from dashboards.value_mappings import (
     ADVERTISEMENT,
@@ -46,6 +54,7 @@ def device_dashboard() -> model.Dashboard:
             Row("States", _states()),
             Row("Scrubs", _scrubs()),
             Row("Health", _health()),
+            Row("DCGM exporter", _dcgm()),
         ],
         since="now-24h",
         refresh="1m",
@@ -127,9 +136,10 @@ def _states() -> list[model.Panel]:
         table_panel(
             "Why it is out of service",
             "Why did it go out of service, and how does it recover? (Its XID is below, under XIDs.)",
-            f"time() - max by (instance, cause_class, recovery_method) "
+            f"time() - max by (cluster, instance, cause_class, recovery_method) "
             f"({selector('scrubber_quarantine_start_timestamp_seconds', DEVICE_MATCHER)})",
             columns=[
+                CLUSTER_COLUMN,
                 PanelColumn("instance", "Node"),
                 PanelColumn("cause_class", "Cause"),
                 PanelColumn("Value", "For", unit="s"),
@@ -142,9 +152,10 @@ def _states() -> list[model.Panel]:
         table_panel(
             "Identity",
             "Which device is this, and where is it?",
-            f"max by (instance, index, model, hygiene, health) ({selector('scrubber_device_state', DEVICE_MATCHER)} "
-            f"* on (job, instance, device) group_left (index, model) {selector('scrubber_device_info', DEVICE_MATCHER)})",
+            f"max by (cluster, instance, index, model, hygiene, health) ({selector('scrubber_device_state', DEVICE_MATCHER)} "
+            f"* on (cluster, job, instance, device) group_left (index, model) {selector('scrubber_device_info', DEVICE_MATCHER)})",
             columns=[
+                CLUSTER_COLUMN,
                 PanelColumn("instance", "Node"),
                 PanelColumn("index", "Index", width=60),
                 PanelColumn("model", "Model", width=220),
@@ -244,5 +255,48 @@ def _health() -> list[model.Panel]:
             height=7,
             span=8,
             nothing="No XID since the service started",
+        ),
+    ]
+
+
+def _dcgm() -> list[model.Panel]:
+    """Return panels on the series of DCGM exporter; they are empty where it is not scraped."""
+    absent = "No DCGM exporter has this device"
+    return [
+        time_series_panel(
+            "Temperature",
+            "How hot was the device?",
+            Query(aggregate("max", "device:scrubber_dcgm_temperature:celsius", DEVICE_MATCHER), "temperature"),
+            unit="celsius",
+            colours={"temperature": Colour.DIRTY},
+            nothing=absent,
+        ),
+        time_series_panel(
+            "Utilization",
+            "How busy was the device, also while no pod should have used it?",
+            Query(aggregate("max", "device:scrubber_dcgm_utilization:ratio", DEVICE_MATCHER), "utilization"),
+            unit="percentunit",
+            top=1,
+            colours={"utilization": Colour.IN_USE},
+            nothing=absent,
+        ),
+        stat_panel(
+            "Last XID of DCGM",
+            "Which XID did DCGM see last, and does the service know of it?",
+            aggregate("max", "device:scrubber_dcgm_last_xid:code", DEVICE_MATCHER),
+            unit="none",
+            span=4,
+            height=7,
+            nothing="no exporter",
+        ),
+        stat_panel(
+            "Uncorrected ECC errors",
+            "How many uncorrected memory errors has DCGM counted since the driver was loaded?",
+            aggregate("max", "device:scrubber_dcgm_uncorrected_ecc_errors:count", DEVICE_MATCHER),
+            unit="none",
+            span=4,
+            height=7,
+            steps=((None, Colour.CLEAN), (1.0, Colour.QUARANTINED)),
+            nothing="no exporter",
         ),
     ]

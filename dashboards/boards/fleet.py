@@ -20,8 +20,20 @@ from dashboards.boards.summary import (
     waiting_starts_panel,
 )
 from dashboards.dashboard import DEVICE_LINK, NODE_LINK, DashboardName, Row, build_dashboard
-from dashboards.panels import PanelColumn, Query, stat_panel, table_panel, time_series_panel
-from dashboards.queries import aggregate, occurrences, or_zero, per_minute, rate, ratio, selector, series_count
+from dashboards.panels import CLUSTER_COLUMN, PanelColumn, Query, stat_panel, table_panel, time_series_panel
+from dashboards.queries import (
+    MAX_ROWS,
+    aggregate,
+    occurrences,
+    or_zero,
+    per_minute,
+    rate,
+    ratio,
+    selector,
+    series_count,
+    top,
+    with_most_problems,
+)
 from dashboards.value_mappings import (
     STATE_COLOURS,
     Colour,
@@ -51,7 +63,8 @@ def fleet_dashboard() -> model.Dashboard:
         [
             Row(None, [*_summary(), alerts_panel(24, 7)]),
             Row("Devices", _devices()),
-            Row("Hand-overs", _handovers()),
+            Row("Hand-overs", [*_handovers(), *_from_the_cluster()]),
+            Row("Service levels", _service_levels()),
             Row("Findings and quarantines", _findings()),
             Row("Policy and audit", _rules()),
         ],
@@ -61,12 +74,12 @@ def fleet_dashboard() -> model.Dashboard:
 
 
 def _summary() -> list[model.Panel]:
-    answering = f"count ({series_count('scrubber_build_info', by=('instance',))})"
+    answering = f"count ({series_count('scrubber_build_info', by=('cluster', 'instance'))})"
     # Seen within the time range, and not up now: with every job selected, "up" alone would count other services'
     # targets.
     known = f"last_over_time({selector('scrubber_build_info')}[$__range])"
     known_plugins = f"last_over_time({selector('scrubber_plugin_build_info')}[$__range])"
-    away = f"count ({selector('up')} == 0 and on (job, instance) ({known} or {known_plugins}))"
+    away = f"count ({selector('up')} == 0 and on (cluster, job, instance) ({known} or {known_plugins}))"
     return [
         stat_panel("Nodes", "On how many nodes does the service respond?", answering, unit="none"),
         stat_panel(
@@ -122,7 +135,9 @@ def _summary() -> list[model.Panel]:
 
 def _devices() -> list[model.Panel]:
     since = selector("scrubber_quarantine_start_timestamp_seconds")
-    quarantined = f"time() - ({since} * on (job, instance, device) group_left (health) {selector(DEVICE_STATE_METRIC)})"
+    quarantined = (
+        f"time() - ({since} * on (cluster, job, instance, device) group_left (health) {selector(DEVICE_STATE_METRIC)})"
+    )
     return [
         time_series_panel(
             "Devices by state",
@@ -137,10 +152,11 @@ def _devices() -> list[model.Panel]:
         ),
         table_panel(
             "Devices out of service",
-            "Which devices are out of service, for how long, why, and how does each of them recover? (Its XID is on the "
-            "device's dashboard.)",
-            f"max by (instance, device, health, cause_class, recovery_method) ({quarantined})",
+            f"Which devices are out of service, for how long, why, and how does each of them recover? (The {MAX_ROWS} that have been "
+            "for the longest time. The XID is on the device's dashboard.)",
+            top(f"max by (cluster, instance, device, health, cause_class, recovery_method) ({quarantined})"),
             columns=[
+                CLUSTER_COLUMN,
                 _NODE,
                 _DEVICE,
                 PanelColumn("health", "State", width=110, mappings=[health_mapping()], filled=True),
@@ -155,19 +171,11 @@ def _devices() -> list[model.Panel]:
         ),
         table_panel(
             "Node overview",
-            "Which node needs attention? Click a node to open its dashboard.",
-            series_count(DEVICE_STATE_METRIC, by=("instance",)),
-            or_zero(
-                series_count(DEVICE_STATE_METRIC, 'hygiene="in-use"', by=("instance",)),
-                series_count(DEVICE_STATE_METRIC, by=("instance",)),
-            ),
-            aggregate("max", "instance:scrubber_devices_out_of_service:ratio", by=("instance",)),
-            aggregate("sum", "scrubber_handovers_waiting", by=("instance",)),
-            aggregate("max", ANSWER_P99_METRIC, by=("instance",)),
-            aggregate("min", "instance:scrubber_handovers:fast_ratio5m", by=("instance",)),
-            aggregate("min", "scrubber_ledger_ok", by=("instance",)),
-            aggregate("min", "scrubber_plugin_registered", by=("instance",)),
+            f"Which nodes need attention? (The {MAX_ROWS} with the most problems: devices out of service, waiting starts, daemons that "
+            "do not work. Click a node to open its dashboard; the picker there has all nodes.)",
+            *map(with_most_problems, _node_overview()),
             columns=[
+                CLUSTER_COLUMN,
                 PanelColumn("instance", "Node", link=NODE_LINK),
                 PanelColumn("Value #A", "Devices", unit="none"),
                 PanelColumn("Value #B", "In use", unit="none"),
@@ -197,6 +205,22 @@ def _devices() -> list[model.Panel]:
     ]
 
 
+def _node_overview() -> list[str]:
+    node = ("cluster", "instance")
+    devices = series_count(DEVICE_STATE_METRIC, by=node)
+    in_use = series_count(DEVICE_STATE_METRIC, 'hygiene="in-use"', by=node)
+    return [
+        devices,
+        f"({or_zero(in_use, devices)})",
+        aggregate("max", "instance:scrubber_devices_out_of_service:ratio", by=node),
+        aggregate("sum", "scrubber_handovers_waiting", by=node),
+        aggregate("max", ANSWER_P99_METRIC, by=node),
+        aggregate("min", "instance:scrubber_handovers:fast_ratio5m", by=node),
+        aggregate("min", "scrubber_ledger_ok", by=node),
+        aggregate("min", "scrubber_plugin_registered", by=node),
+    ]
+
+
 def _handovers() -> list[model.Panel]:
     refused = 'outcome!="granted"'
     return [
@@ -212,7 +236,7 @@ def _handovers() -> list[model.Panel]:
             "Fast-path share over time",
             "On what share of the grants was the device already proved clean when it was requested?",
             Query(_fast_share(), "fleet"),
-            Query(f"min ({_fast_share(by=('instance',))})", "lowest node"),
+            Query(f"min ({_fast_share(by=('cluster', 'instance'))})", "lowest node"),
             rare=True,
             unit="percentunit",
             top=1,
@@ -240,9 +264,84 @@ def _handovers() -> list[model.Panel]:
     ]
 
 
+def _from_the_cluster() -> list[model.Panel]:
+    """Return tables from kube-state-metrics and node-exporter; they are empty where those are not scraped."""
+    pods = aggregate("max", "pod:scrubber_waiting_starts:info", by=("cluster", "instance", "namespace", "pod"))
+    booted = selector("instance:scrubber_node_boot:timestamp_seconds")
+    return [
+        table_panel(
+            "Pods that wait",
+            "Which pods may be waiting for a GPU, on nodes on which a start waits? (From kube-state-metrics.)",
+            top(pods),
+            columns=[
+                CLUSTER_COLUMN,
+                _NODE,
+                PanelColumn("namespace", "Namespace", width=150),
+                PanelColumn("pod", "Pod"),
+            ],
+            span=14,
+            height=7,
+            nothing="No pod waits, or kube-state-metrics is not scraped",
+        ),
+        table_panel(
+            "Nodes booted last",
+            "Which nodes were booted last? (From node-exporter. Nothing that was proved clean outlives a boot.)",
+            f"bottomk({MAX_ROWS}, time() - max by (cluster, instance) ({booted}))",
+            columns=[CLUSTER_COLUMN, _NODE, PanelColumn("Value", "Booted, ago", unit="s", width=130)],
+            span=10,
+            height=7,
+            sort="Booted, ago",
+            smallest_first=True,
+            nothing="node-exporter is not scraped",
+        ),
+    ]
+
+
 def _fast_share(*, by: Sequence[str] = ()) -> str:
     name = "scrubber_handovers_total"
     return ratio(rate(name, GRANTED_MATCHER, 'path="fast"', by=by), rate(name, GRANTED_MATCHER, by=by))
+
+
+def _service_levels() -> list[model.Panel]:
+    def burn_rate(window: str) -> str:
+        bad, allowed = (
+            f"sum by (slo) (avg_over_time({selector(f'instance:scrubber_slo_{each}:rate5m')}[{window}]))"
+            for each in ("bad", "allowed")
+        )
+        return f"{bad} / ({allowed} > 0)"
+
+    return [
+        table_panel(
+            "Error budgets",
+            "How much of each error budget of the time range is left? (Below 0 %, the objective was missed.)",
+            f"1 - {burn_rate('$__range')}",
+            columns=[
+                PanelColumn("slo", "Service level"),
+                PanelColumn(
+                    "Value",
+                    "Left",
+                    unit="percentunit",
+                    width=120,
+                    decimals=0,
+                    steps=((None, Colour.QUARANTINED), (0.0, Colour.SCRUBBING), (0.25, Colour.CLEAN)),
+                ),
+            ],
+            span=8,
+            height=7,
+            nothing="No hand-over and no scrub in this range",
+        ),
+        time_series_panel(
+            "Burn rate of the error budgets",
+            "How fast are the error budgets used up? (1: exactly as fast as the objective allows. Over one hour.)",
+            Query(burn_rate("1h"), "{{slo}}"),
+            rare=True,
+            unit="none",
+            span=16,
+            steps=((None, "transparent"), (1.0, Colour.SCRUBBING)),
+            colours={"handover": Colour.IN_USE, "scrub": Colour.PROBATION},
+            nothing="No hand-over and no scrub in this range",
+        ),
+    ]
 
 
 def _findings() -> list[model.Panel]:
@@ -297,8 +396,9 @@ def _findings() -> list[model.Panel]:
         table_panel(
             "Tenants with quarantines",
             "Which tenants had a device when it went out of service within the time range, and how often?",
-            f"{occurrences('scrubber_tenant_quarantines_total', by=('tenant',))} > 0",
+            top(f"{occurrences('scrubber_tenant_quarantines_total', by=('cluster', 'tenant'))} > 0"),
             columns=[
+                CLUSTER_COLUMN,
                 PanelColumn("tenant", "Tenant's namespace"),
                 PanelColumn("Value", "Times", unit="none", decimals=0, width=80),
             ],
@@ -310,8 +410,9 @@ def _findings() -> list[model.Panel]:
         table_panel(
             "Unauthorized uses by node",
             "On which nodes were devices used without a grant within the time range, and how?",
-            f"{occurrences('scrubber_unauthorized_uses_total', by=('instance', 'use'))} > 0",
+            top(f"{occurrences('scrubber_unauthorized_uses_total', by=('cluster', 'instance', 'use'))} > 0"),
             columns=[
+                CLUSTER_COLUMN,
                 PanelColumn("instance", "Node", link=NODE_LINK),
                 PanelColumn("use", "Use", width=150),
                 PanelColumn("Value", "Times", unit="none", decimals=0, width=80),
@@ -325,13 +426,13 @@ def _findings() -> list[model.Panel]:
 
 
 def _rules() -> list[model.Panel]:
-    ends = f"max by (instance, device) ({selector('scrubber_break_glass_expiry_timestamp_seconds')}) - time()"
+    ends = f"max by (cluster, instance, device) ({selector('scrubber_break_glass_expiry_timestamp_seconds')}) - time()"
     return [
         table_panel(
             "Break-glass overrides",
             "Which devices have a break-glass override, and when does it end?",
-            ends,
-            columns=[_NODE, _DEVICE, PanelColumn("Value", "Ends in", unit="s", width=130)],
+            top(ends),
+            columns=[CLUSTER_COLUMN, _NODE, _DEVICE, PanelColumn("Value", "Ends in", unit="s", width=130)],
             span=12,
             height=6,
             nothing="No break-glass override is active",
@@ -339,8 +440,11 @@ def _rules() -> list[model.Panel]:
         table_panel(
             "Yielded nodes",
             "Which nodes leave their GPU driver to others and hand over no GPU, at whose request, and for how long?",
-            f"time() - min by (instance, requester) ({selector('scrubber_yield_start_timestamp_seconds')})",
+            top(
+                f"time() - min by (cluster, instance, requester) ({selector('scrubber_yield_start_timestamp_seconds')})"
+            ),
             columns=[
+                CLUSTER_COLUMN,
                 _NODE,
                 PanelColumn("requester", "Requested by"),
                 PanelColumn("Value", "For", unit="s", width=130),
@@ -352,9 +456,12 @@ def _rules() -> list[model.Panel]:
         table_panel(
             "Devices held without a grant",
             "Which processes keep devices from being scrubbed, and for how long?",
-            "time() - min by (instance, device, code, holder) "
-            f"({selector('scrubber_device_held_start_timestamp_seconds')})",
+            top(
+                "time() - min by (cluster, instance, device, code, holder) "
+                f"({selector('scrubber_device_held_start_timestamp_seconds')})"
+            ),
             columns=[
+                CLUSTER_COLUMN,
                 _NODE,
                 _DEVICE,
                 PanelColumn("holder", "Pod or unit"),
@@ -368,8 +475,9 @@ def _rules() -> list[model.Panel]:
         table_panel(
             "Circuit breakers",
             "Which nodes have stopped recovering devices automatically, because too many went out of service at once?",
-            f"max by (instance, breaker) ({selector('scrubber_breaker_open')}) == 1",
+            top(f"max by (cluster, instance, breaker) ({selector('scrubber_breaker_open')}) == 1"),
             columns=[
+                CLUSTER_COLUMN,
                 PanelColumn("instance", "Node", link=NODE_LINK),
                 PanelColumn("breaker", "Breaker", width=120),
                 PanelColumn(
@@ -399,7 +507,7 @@ def _rules() -> list[model.Panel]:
             "Which policies are in force, on how many nodes, and where was a newer one rejected?",
             series_count("scrubber_policy_info", by=("policy", "digest")),
             f"sum by (policy, digest) ({selector('scrubber_policy_rejected')} "
-            f"* on (job, instance) group_right () {selector('scrubber_policy_info')})",
+            f"* on (cluster, job, instance) group_right () {selector('scrubber_policy_info')})",
             columns=[
                 PanelColumn("policy", "Policy"),
                 PanelColumn("digest", "Digest", width=140),
@@ -423,19 +531,26 @@ def _rules() -> list[model.Panel]:
             height=5,
             sort="Nodes",
         ),
+        time_series_panel(
+            "Versions over time",
+            "When was which version of the service, the plugin and the driver rolled out, and to how many nodes?",
+            Query(
+                series_count("scrubber_build_info", by=("version", "driver")), "service {{version}}, driver {{driver}}"
+            ),
+            Query(series_count("scrubber_plugin_build_info", by=("version",)), "plugin {{version}}"),
+            unit="none",
+            decimals=0,
+            span=24,
+            height=6,
+            colours={},
+        ),
         table_panel(
             "Audit log",
-            "Is each node's audit log intact, when was it last verified, and how many rows does it have?",
-            aggregate("min", "scrubber_audit_intact", by=("instance",)),
-            f"time() - max by (instance) ({selector('scrubber_audit_verified_timestamp_seconds')})",
-            aggregate("max", "scrubber_audit_head_sequence", by=("instance",)),
-            aggregate("max", "scrubber_audit_head_hash", 'part="0"', by=("instance",)),
-            aggregate(
-                "max",
-                "scrubber_signing_key_info",
-                by=("instance", "key_id"),
-            ),
+            f"Is each audit log intact, when was it last verified, and how many rows does it have? (The {MAX_ROWS} nodes whose audit log "
+            "is broken, or has not been verified for the longest time.)",
+            *_audit_logs(),
             columns=[
+                CLUSTER_COLUMN,
                 _NODE,
                 PanelColumn(
                     "Value #A", "Audit log", unit="none", width=100, mappings=[boolean_mapping("intact", "broken")]
@@ -448,4 +563,21 @@ def _rules() -> list[model.Panel]:
             height=7,
             sort="Last verified, ago",
         ),
+    ]
+
+
+def _audit_logs() -> list[str]:
+    node = ("cluster", "instance")
+    intact = aggregate("min", "scrubber_audit_intact", by=node)
+    age = f"time() - max by (cluster, instance) ({selector('scrubber_audit_verified_timestamp_seconds')})"
+    shown = top(f"({age}) + 1e9 * (1 - {intact})")
+    return [
+        f"{query} and on (cluster, instance) {shown}"
+        for query in (
+            intact,
+            f"({age})",
+            aggregate("max", "scrubber_audit_head_sequence", by=node),
+            aggregate("max", "scrubber_audit_head_hash", 'part="0"', by=node),
+            aggregate("max", "scrubber_signing_key_info", by=(*node, "key_id")),
+        )
     ]

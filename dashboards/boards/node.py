@@ -23,6 +23,7 @@ from dashboards.boards.summary import (
 )
 from dashboards.dashboard import DEVICE_LINK, DashboardName, Row, build_dashboard, device_series_link
 from dashboards.panels import (
+    CLUSTER_COLUMN,
     PanelColumn,
     Query,
     event_count_panel,
@@ -32,12 +33,14 @@ from dashboards.panels import (
     time_series_panel,
 )
 from dashboards.queries import (
+    MAX_NODES,
     aggregate,
     increase_per_step,
     per_minute,
     quantile,
     rate,
     selector,
+    with_most_problems,
 )
 from dashboards.value_mappings import (
     KIND_COLOURS,
@@ -112,29 +115,36 @@ def _boolean_panel(title: str, question: str, name: str, yes: str = "ok", no: st
 
 
 def _devices() -> list[model.Panel]:
-    indexed = f"({state_number_query(STATES)}) * on (job, instance, device) group_left (index) {selector('scrubber_device_info')}"
-    described = f"{selector(DEVICE_STATE_METRIC)} * on (job, instance, device) group_left (index, model) {selector('scrubber_device_info')}"
+    states = f"({state_number_query(STATES)})"
+    indexed = f"{states} * on (cluster, job, instance, device) group_left (index) {selector('scrubber_device_info')}"
+    described = f"{selector(DEVICE_STATE_METRIC)} * on (cluster, job, instance, device) group_left (index, model) {selector('scrubber_device_info')}"
+    node = ("cluster", "instance", "device")
+    overview = (
+        f"max by (cluster, instance, device, index, model, hygiene, health) ({described})",
+        aggregate("max", "scrubber_device_advertised", by=node),
+        f"(time() - max by (cluster, instance, device) ({selector('scrubber_certificate_issued_timestamp_seconds')}))",
+        f"({unverified_share_query(by=node)})",
+    )
     return [
         state_timeline_panel(
             "Device states over time",
-            "In which state was each device, and for how long? Out of service takes precedence over everything else.",
-            Query(f'label_join({indexed}, "at", " / ", "instance", "index")', "{{at}}"),
+            "In which state was each device, and for how long? Out of service takes precedence over everything else. "
+            f"(Of more than {MAX_NODES} nodes, those with the most problems.)",
+            Query(
+                f'label_join({with_most_problems(indexed, limit=MAX_NODES)}, "at", " / ", "instance", "index")',
+                "{{at}} {{cluster}}",
+            ),
             mappings=[state_mapping(STATES)],
             height=9,
             link=device_series_link(),
         ),
         table_panel(
             "Device overview",
-            "Which devices does the node have, what is the state of each, and what was last proved of it?",
-            f"max by (instance, device, index, model, hygiene, health) ({described})",
-            aggregate(
-                "max",
-                "scrubber_device_advertised",
-                by=("instance", "device"),
-            ),
-            f"time() - max by (instance, device) ({selector('scrubber_certificate_issued_timestamp_seconds')})",
-            unverified_share_query(by=("instance", "device")),
+            "Which devices does the node have, what is the state of each, and what was last proved of it? "
+            f"(Of more than {MAX_NODES} nodes, those with the most problems.)",
+            *(with_most_problems(query, limit=MAX_NODES) for query in overview),
             columns=[
+                CLUSTER_COLUMN,
                 PanelColumn("instance", "Node", width=140),
                 PanelColumn("index", "Index", width=70),
                 PanelColumn("device", "Device", width=400, link=DEVICE_LINK),

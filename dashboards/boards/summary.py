@@ -7,8 +7,8 @@ from typing import Final
 
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.dashboard import DEVICE_LINK, NODE_LINK
-from dashboards.panels import PanelColumn, stat_panel, table_panel
+from dashboards.dashboard import DEVICE_LINK, NODE_LINK, RUNBOOK_LINK
+from dashboards.panels import CLUSTER_COLUMN, PanelColumn, stat_panel, table_panel
 from dashboards.queries import (
     OUT_OF_SERVICE_MATCHER,
     aggregate,
@@ -46,7 +46,9 @@ ANSWER_P99_METRIC: Final = "instance:scrubber_handover_response:p99_5m"
 _BLANK: Final = {"noValue": " "}
 """Property of a cell without a value: otherwise Grafana would show the text of an empty table there."""
 
-_SUBJECT_LABELS: Final = ("use", "code", "cause_class", "breaker", "child", "resource", "tenant")
+_MAX_ALERTS: Final = 100
+
+_SUBJECT_LABELS: Final = ("slo", "use", "code", "cause_class", "breaker", "child", "resource", "tenant")
 """Labels that say of an alert what it is about. No alert has more than one of them."""
 
 UNVERIFIED_THRESHOLDS: Final = ((None, Colour.CLEAN), (1e-16, Colour.DIRTY), (0.01, Colour.QUARANTINED))
@@ -97,7 +99,7 @@ def start_wait_panel(span: int) -> model.Panel:
         "Slowest wait, p99",
         "How long did the slowest 1 % of the granted starts wait for their device, on the node with the longest waits? "
         "(Over the whole time range; individual minutes can be worse.)",
-        f"max ({quantile_of_range(0.99, HANDOVER_DURATION_METRIC, GRANTED_MATCHER, by=('instance',))})",
+        f"max ({quantile_of_range(0.99, HANDOVER_DURATION_METRIC, GRANTED_MATCHER, by=('cluster', 'instance'))})",
         unit="s",
         span=span,
         steps=((None, Colour.CLEAN), (10.0, Colour.SCRUBBING), (SLOW_WAIT, Colour.QUARANTINED)),
@@ -136,16 +138,18 @@ def alerts_panel(span: int, height: int) -> model.Panel:
     always shown.
     """
     urgency = {"critical": Colour.QUARANTINED, "warning": Colour.DIRTY, "info": Colour.IN_USE}
-    picked = 'alertname=~"Scrubber.+", instance=~"$instance|"'
+    picked = 'alertname=~"Scrubber.+", cluster=~"$cluster|", instance=~"$instance|"'
     since = f'ALERTS_FOR_STATE{{{picked}}} and ignoring (alertstate) ALERTS{{{picked}, alertstate="firing"}}'
     about = ", ".join(f'"{label}"' for label in _SUBJECT_LABELS)
     return table_panel(
         "Alerts",
-        "Which alerts are firing, where, and for how long? Each alert has a runbook of the same name.",
-        f'time() - max by (severity, alertname, instance, device, about) (label_join({since}, "about", "", {about}))',
+        f"Which alerts are firing, where, and for how long? (The newest {_MAX_ALERTS}. A click on the alert opens its runbook.)",
+        f"bottomk({_MAX_ALERTS}, time() - max by (severity, alertname, cluster, instance, device, about) "
+        f'(label_join({since}, "about", "", {about})))',
         columns=[
             PanelColumn("severity", "Severity", width=100, mappings=[text_mapping(urgency)]),
-            PanelColumn("alertname", "Alert", width=310),
+            PanelColumn("alertname", "Alert", width=310, link=RUNBOOK_LINK),
+            CLUSTER_COLUMN,
             PanelColumn("instance", "Node", width=150, link=NODE_LINK, properties=_BLANK),
             PanelColumn("device", "Device", link=DEVICE_LINK, properties=_BLANK),
             PanelColumn("about", "About", properties=_BLANK),

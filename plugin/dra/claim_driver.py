@@ -583,7 +583,11 @@ class ClaimDriver:
         began = self._clock()
         wait = self._times.release if await self._has_pods(ref) else self._times.orphan
         wait_until = min(until, began + wait)
-        progress = await self._service.unprepare_claim(ref.uid, wait_seconds=max(0.0, wait_until - self._clock()))
+        progress = await self._service.unprepare_claim(ref.uid, wait_seconds=0.0)
+        # The kubelet calls for no pod that joins the claim from here on; without the specification none can start.
+        await self._remove_spec(ref.uid)
+        if not progress.done:
+            progress = await self._service.unprepare_claim(ref.uid, wait_seconds=max(0.0, wait_until - self._clock()))
         if not progress.done:
             message = progress.waits_for or "A scrub is in progress."
             raise NotReady(message, public_message=f"{message} The kubelet tries again.")
@@ -598,7 +602,6 @@ class ClaimDriver:
                 causes=[each.code for each in progress.withheld],
                 withdrawn=withdrawn,
             )
-        await self._remove_spec(ref.uid)
         self._log.info(
             "claim.released", claim=str(ref), claim_uid=ref.uid, duration_seconds=round(self._clock() - began, 3)
         )

@@ -46,6 +46,7 @@ class Inotify:
             code = ctypes.get_errno()
             raise OSError(code, f"inotify: {os.strerror(code)} (see fs.inotify.max_user_instances)")
         self._watched: dict[int, Path] = {}
+        self._watches: dict[Path, int] = {}
 
     def fileno(self) -> int:
         return int(self._fd)
@@ -62,6 +63,7 @@ class Inotify:
         watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), mask)
         if watch >= 0:
             self._watched[watch] = path
+            self._watches[path] = watch
             return True
         code = ctypes.get_errno()
         if code in (errno.ENOENT, errno.ENOTDIR):
@@ -70,8 +72,8 @@ class Inotify:
 
     def remove(self, watched: Path) -> None:
         """Stop watching a directory or file; does nothing if it is not watched or no longer exists."""
-        for watch in [each for each, path in self._watched.items() if path == watched]:
-            del self._watched[watch]
+        watch = self._watches.pop(watched, None)
+        if watch is not None and self._watched.pop(watch, None) is not None:
             self._libc.inotify_rm_watch(self._fd, watch)
 
     def read(self) -> list[tuple[Path, str]]:
@@ -89,7 +91,9 @@ class Inotify:
                 if mask & _IN_Q_OVERFLOW:
                     changes.append(OVERFLOW)
                 elif mask & _IN_IGNORED:
-                    self._watched.pop(watch, None)
+                    path = self._watched.pop(watch, None)
+                    if path is not None and self._watches.get(path) == watch:
+                        del self._watches[path]
                 elif watch in self._watched:
                     changes.append((self._watched[watch], os.fsdecode(name)))
 

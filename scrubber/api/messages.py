@@ -12,7 +12,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from scrubber import __version__
 from scrubber.api import scrubber_pb2 as pb
@@ -48,6 +49,7 @@ __all__ = [
     "MAX_BREAK_GLASS_SECONDS",
     "MAX_REASON_CHARS",
     "MAX_WAIT_SECONDS",
+    "DeviceMessages",
     "SnapshotKey",
     "audit_page_message",
     "certificate_message",
@@ -77,9 +79,12 @@ __all__ = [
     "scrub_message",
     "service_info_message",
     "signed_certificate_message",
+    "snapshot_device_message",
     "snapshot_key",
     "snapshot_message",
 ]
+
+_M = TypeVar("_M")
 
 MAX_REASON_CHARS = 500
 """Limit of a reason in characters: it is kept in the audit log permanently."""
@@ -323,11 +328,33 @@ def snapshot_key(view: NodeView) -> SnapshotKey:
     return (view.ready, view.epoch, view.refuses_envvar, view.yielded, devices, view.notices, pause, closed)
 
 
-def snapshot_message(view: NodeView) -> pb.Snapshot:
-    """Return all devices as the plugin sees them."""
+class DeviceMessages(Generic[_M]):
+    """The messages of the devices, each made by ``make`` from its view and the driver's version.
+
+    A device whose view is the same object as in the last call keeps its message.
+    """
+
+    def __init__(self, make: Callable[[DeviceView, str], _M]) -> None:
+        self._make = make
+        self._made: dict[tuple[int, str], tuple[DeviceView, _M]] = {}
+
+    def of(self, view: NodeView) -> list[_M]:
+        before, self._made = self._made, {}
+        for each in view.devices:
+            key = id(each), view.driver_version  # the id is still that of the same view, which is kept for this
+            self._made[key] = before.get(key) or (each, self._make(each, view.driver_version))
+        return [message for _, message in self._made.values()]
+
+
+def snapshot_message(view: NodeView, devices: DeviceMessages[pb.SnapshotDevice] | None = None) -> pb.Snapshot:
+    """Return all devices as the plugin sees them.
+
+    Args:
+        devices: keeps messages of :func:`snapshot_device_message` from one call to the next.
+    """
     return pb.Snapshot(
         version=view.version,
-        devices=[_snapshot_device(each, view.driver_version) for each in view.devices],
+        devices=(devices or DeviceMessages(snapshot_device_message)).of(view),
         ready=view.ready,
         epoch=view.epoch,
         envvar_refused=view.refuses_envvar,
@@ -373,7 +400,8 @@ def _notice(notice: PodNotice) -> pb.PodNotice:
     )
 
 
-def _snapshot_device(view: DeviceView, driver_version: str) -> pb.SnapshotDevice:
+def snapshot_device_message(view: DeviceView, driver_version: str) -> pb.SnapshotDevice:
+    """Return one device as the plugin sees it."""
     return pb.SnapshotDevice(
         id=view.device.id,
         index=view.device.index,
@@ -516,12 +544,17 @@ def _claim_pod(pod: Pod) -> pb.ClaimPod:
 # -- for operators -----------------------------------------------------------------------------------------------------
 
 
-def device_list_message(view: NodeView) -> pb.ListDevicesResponse:
-    """Return all devices as operators see them."""
-    return pb.ListDevicesResponse(version=view.version, devices=[device_message(each) for each in view.devices])
+def device_list_message(view: NodeView, devices: DeviceMessages[pb.Device] | None = None) -> pb.ListDevicesResponse:
+    """Return all devices as operators see them.
+
+    Args:
+        devices: keeps messages of :func:`device_message` from one call to the next.
+    """
+    found = (devices or DeviceMessages(device_message)).of(view)
+    return pb.ListDevicesResponse(version=view.version, devices=found)
 
 
-def device_message(view: DeviceView) -> pb.Device:
+def device_message(view: DeviceView, driver_version: str = "") -> pb.Device:
     """Return one device. Tenant, pod, container, claim and job are those of the newest open grant; empty without one."""
     device, record = view.device, view.record
     newest = record.open_grants[-1] if record.open_grants else None

@@ -49,6 +49,7 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
     def __init__(self, service: Service, streams: ViewStreams) -> None:
         self._service = service
         self._streams = streams
+        self._devices = messages.DeviceMessages(messages.snapshot_device_message)
         self._announcers: WeakValueDictionary[str, Announcer] = WeakValueDictionary()
 
     def _announcer(self, plugin: str) -> Announcer | None:
@@ -57,7 +58,7 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
         return self._announcers.setdefault(name, Announcer(time.monotonic)) if name else None
 
     async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Context) -> pb.Snapshot:
-        return messages.snapshot_message(self._service.view())
+        return messages.snapshot_message(self._service.view(), self._devices)
 
     async def WatchSnapshots(
         self, request: pb.GetSnapshotRequest, context: Context
@@ -70,7 +71,7 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
                     part = messages.snapshot_key(view)
                     if part != sent:
                         sent = part
-                        yield messages.snapshot_message(view)
+                        yield messages.snapshot_message(view, self._devices)
 
     async def Reserve(self, request: pb.ReserveRequest, context: Context) -> pb.ReserveResponse:
         scrubs = await self._service.reserve(tuple(request.device_ids), request.resource)
@@ -144,11 +145,12 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
         self._service = service
         self._streams = streams
         self._plugin_versions = plugin_versions
+        self._devices = messages.DeviceMessages(messages.device_message)
 
     async def ListDevices(self, request: pb.ListDevicesRequest, context: Context) -> pb.ListDevicesResponse:
         view = self._service.view()
         view.require_ready()
-        return messages.device_list_message(view)
+        return messages.device_list_message(view, self._devices)
 
     async def WatchDevices(
         self, request: pb.ListDevicesRequest, context: Context
@@ -156,7 +158,7 @@ class ReadServicer(scrubber_pb2_grpc.ReadServicer):
         async with aclosing(self._streams.views()) as views:
             async for view in views:
                 view.require_ready()
-                yield messages.device_list_message(view)
+                yield messages.device_list_message(view, self._devices)
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:
         """Newest first. A device that is no longer on the node is found only by its complete id."""

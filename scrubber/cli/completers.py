@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     from scrubber.api import scrubber_pb2 as pb
 
-__all__ = ["complete_certificate", "complete_device", "complete_event", "complete_policy"]
+__all__ = ["complete_backend", "complete_certificate", "complete_device", "complete_event", "complete_policy"]
 
 _SERVICE_TIMEOUT = "0.3"
 """Seconds for the service to list its devices, unless ``_SCRUBBER_COMPLETE_TIMEOUT`` overrides them."""
@@ -43,6 +43,13 @@ def complete_event() -> Iterator[tuple[str, str]]:
 
     yield from ((each, "all events with this prefix") for each in EVENT_PREFIXES)
     yield from ((each, "") for each in AUDIT_EVENTS)
+
+
+def complete_backend() -> Sequence[str]:
+    """Return the names of the backends."""
+    from scrubber.backends import BACKENDS
+
+    return tuple(BACKENDS)
 
 
 def complete_policy() -> Sequence[str]:

@@ -85,6 +85,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "scrubber policy explain ./policy.yaml --xid 79",
     ),
     "policy xids": ("scrubber policy xids default",),
+    "backend check": (
+        "scrubber backend check --config /etc/scrubber/my-device.yaml",
+        "scrubber backend check --config ./my-device.yaml --erase 0 --yes",
+    ),
     "serve": (
         "scrubber serve --backend nvidia --policy strict",
         "scrubber serve --backend sim --sim-dir /tmp/node --socket-dir /tmp/run",

@@ -56,6 +56,7 @@ class Commands(LazyGroup):
         CommandEntry("certificate", "certificate", HelpSection.VERIFY, "Show, export and verify certificates."),
         CommandEntry("audit", "audit", HelpSection.VERIFY, "Verify and export the audit log."),
         CommandEntry("policy", "policy", HelpSection.VERIFY, "Validate, show and explain policies."),
+        CommandEntry("backend", "backend", HelpSection.VERIFY, "Check the program of a command backend."),
         CommandEntry("serve", "serve", HelpSection.RUN, "Run the scrub service."),
         CommandEntry("plugin", "plugin", HelpSection.RUN, "Run the device plugin."),
         CommandEntry("dra", "dra", HelpSection.RUN, "Run the driver for dynamic resource allocation."),

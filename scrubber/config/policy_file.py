@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,13 @@ def load_policy(name_or_path: str | Path) -> Policy:
     except (OSError, ValueError) as error:  # ValueError: an invalid path
         why = getattr(error, "strerror", None) or error
         raise InvalidConfiguration(f"{path}: the policy cannot be read: {why}.") from error
-    return parse_policy(content, str(path), xids=load_xid_table())
+    return _parsed(content, str(path))
+
+
+@lru_cache(maxsize=8)
+def _parsed(content: bytes, name: str) -> Policy:
+    """Cached, because one run of a command loads the same policy several times, and parsing takes long."""
+    return parse_policy(content, name, xids=load_xid_table())
 
 
 def parse_policy(content: bytes, name: str, *, xids: Mapping[int, XidRow]) -> Policy:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from scrubber.config.bundled import bundled_xid_table
@@ -122,14 +124,21 @@ def load_xid_table(path: Path | None = None) -> Mapping[int, XidRow]:
     Raises:
         InvalidConfiguration: it cannot be read or is not a valid table.
     """
-    ours = path is None
-    path = bundled_xid_table() if path is None else path
+    return _bundled() if path is None else _load(path, bundled=False)
+
+
+@cache
+def _bundled() -> Mapping[int, XidRow]:
+    return MappingProxyType(_load(bundled_xid_table(), bundled=True))
+
+
+def _load(path: Path, *, bundled: bool) -> Mapping[int, XidRow]:
     try:
         content = read_regular_file(path, "a table of XIDs")
     except (OSError, ValueError) as error:  # ValueError: an invalid path
         why = getattr(error, "strerror", None) or error
         raise InvalidConfiguration(f"{path}: the table of XIDs cannot be read: {why}.") from error
-    return parse_xid_table(content, str(path), bundled=ours)
+    return parse_xid_table(content, str(path), bundled=bundled)
 
 
 def parse_xid_table(content: bytes, name: str, *, bundled: bool = False) -> Mapping[int, XidRow]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from scrubber.backends import BACKENDS
+from scrubber.backends import BACKENDS, Backend
 from scrubber.doctor.files import FileSystem, file_system_of
 
 __all__ = [
@@ -225,12 +225,17 @@ class ServiceReport:
     @property
     def simulated(self) -> bool:
         """Whether it serves a backend that needs no hardware."""
-        return self.backend in BACKENDS and BACKENDS[self.backend].simulated
+        rows = self._backends()
+        return bool(rows) and all(each.simulated for each in rows)
 
     @property
     def has_hardware(self) -> bool:
         """Whether it serves a backend of real devices; also False while the backend is not known."""
-        return self.backend in BACKENDS and not BACKENDS[self.backend].simulated
+        return any(not each.simulated for each in self._backends())
+
+    def _backends(self) -> list[Backend]:
+        """Return the rows of the backends that it serves; none while they are not known."""
+        return [BACKENDS[each] for each in self.backend.split(",") if each in BACKENDS]
 
 
 @dataclass(frozen=True, slots=True)

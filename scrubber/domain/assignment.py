@@ -190,6 +190,15 @@ class KubeletReading:
     with_unmapped_ids: frozenset[Pod] = frozenset()
     claims: tuple[ListedClaim, ...] = ()
     has_kubelet: bool = True
+    # Every device is looked up in every reading, so a search would take time by the square of their number.
+    _listed: Mapping[str, tuple[Assignment, ...]] = field(init=False, repr=False, compare=False)
+    _hinted: Mapping[str, tuple[Assignment, ...]] = field(init=False, repr=False, compare=False)
+    _pods: frozenset[Pod] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_listed", _by_device(self.assignments))
+        object.__setattr__(self, "_hinted", _by_device(self.checkpoint_only))
+        object.__setattr__(self, "_pods", frozenset(each.pod for each in (*self.assignments, *self.checkpoint_only)))
 
     def listed_assignments(self, device: str, share: frozenset[str] = frozenset()) -> tuple[Assignment, ...]:
         """All assignments that PodResources lists for ``device``; only those of ``share``, if given.
@@ -197,11 +206,11 @@ class KubeletReading:
         Args:
             share: IDs of shares of the device; an assignment with any of them matches.
         """
-        return self._with(self.assignments, device, share)
+        return self._with(self._listed, device, share)
 
     def all_assignments(self, device: str) -> tuple[Assignment, ...]:
         """All assignments of ``device`` that any source names, trusted or not."""
-        return tuple(each for each in (*self.assignments, *self.checkpoint_only) if device in each.devices)
+        return (*self._listed.get(device, ()), *self._hinted.get(device, ()))
 
     def assignment_of(
         self, device: str, share: frozenset[str] = frozenset(), *, resource: str = ""
@@ -218,14 +227,14 @@ class KubeletReading:
             resource: preferred resource, if the pod has the device under several.
         """
         found = self.listed_assignments(device, share)
-        pods = {each.pod for each in (*found, *self._with(self.checkpoint_only, device, share))}
+        pods = {each.pod for each in (*found, *self._with(self._hinted, device, share))}
         if self.trust is Trust.UNREADABLE or not found or len(pods) != 1:
             return None
         return min(found, key=lambda each: (each.resource != resource, each.container, each.resource))
 
     def checkpoint_assignment(self, device: str, share: frozenset[str] = frozenset()) -> Assignment | None:
         """The checkpoint's assignment of ``device`` when PodResources has none; None unless it is one pod."""
-        found = self._with(self.checkpoint_only, device, share)
+        found = self._with(self._hinted, device, share)
         if self.listed_assignments(device, share):
             return None
         return found[0] if len({each.pod for each in found}) == 1 else None
@@ -235,7 +244,7 @@ class KubeletReading:
 
         Only the checkpoint contains the ordinary init containers that had the device before.
         """
-        everybody = (*self.listed_assignments(device, share), *self._with(self.checkpoint_only, device, share))
+        everybody = (*self.listed_assignments(device, share), *self._with(self._hinted, device, share))
         return len({(each.pod, each.container) for each in everybody})
 
     def init_containers_of(self, pod: Pod, device: str) -> frozenset[str]:
@@ -263,8 +272,10 @@ class KubeletReading:
         }
         return frozenset(each if each.uid is not None else _only_reserved(each, claim) or each for each in listed)
 
-    def _with(self, among: Iterable[Assignment], device: str, share: frozenset[str]) -> tuple[Assignment, ...]:
-        found = tuple(each for each in among if device in each.devices)
+    def _with(
+        self, among: Mapping[str, tuple[Assignment, ...]], device: str, share: frozenset[str]
+    ) -> tuple[Assignment, ...]:
+        found = among.get(device, ())
         if not share:
             return found
         owners = {_owner_key(each) for each in self.shares if each.device == device and each.ids & share}
@@ -294,7 +305,7 @@ class KubeletReading:
 
     def is_listed(self, pod: Pod) -> bool:
         """Whether ``pod`` is anywhere in this reading; a pod of the same name and unknown UID counts as the same."""
-        return any(_may_be_same_pod(each.pod, pod) for each in (*self.assignments, *self.checkpoint_only))
+        return pod in self._pods or any(_may_be_same_pod(each, pod) for each in self._pods)
 
     def proves_absent(self, pod: Pod) -> bool:
         """Whether ``pod`` is missing from this reading and its absence is conclusive."""
@@ -306,8 +317,17 @@ class KubeletReading:
 
         A listed pod without devices proves nothing about its processes: only a pod that is not listed is absent.
         """
-        named = {each.pod for each in (*self.assignments, *self.checkpoint_only)}
-        return any(_may_be_same_pod(each, pod) for each in named - self.without_devices)
+        if pod in self._pods and pod not in self.without_devices:
+            return True
+        return any(_may_be_same_pod(each, pod) for each in self._pods - self.without_devices)
+
+
+def _by_device(assignments: Iterable[Assignment]) -> Mapping[str, tuple[Assignment, ...]]:
+    found: dict[str, list[Assignment]] = {}
+    for each in assignments:
+        for device in each.devices:
+            found.setdefault(device, []).append(each)
+    return {device: tuple(those) for device, those in found.items()}
 
 
 def _only_reserved(pod: Pod, claim: Claim) -> Pod | None:

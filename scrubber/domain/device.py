@@ -62,12 +62,14 @@ class Device:
         index: ``"0"`` for a whole GPU, ``"0:1"`` for instance 1 of GPU 0.
         memory_bytes: all memory, including the part that the driver reserves for itself.
         parent: ID of the GPU that an instance is part of. The parent of instances is not advertised itself.
-        profile: the kind of instance, in the driver's terms (``1g.10gb``); None for a whole GPU.
+        profile: the kind of instance, in the driver's terms (``1g.10gb``); None for a whole GPU, unless its driver names
+            a kind for that too (``spx_nps1``).
         numa_node: None when the platform does not report it.
         peers: IDs of devices joined by a fast link.
         access: what a container needs to use it.
         driver: version of the device's own driver, on a node with several drivers; empty: the driver version of the
             node.
+        backend: name of its backend, on a node with several; otherwise empty.
         claimed_by: who claims what is known about it, where this service cannot measure it: ``command sha256:…``;
             empty: the service measures it.
         shared_resource: what its eraser shares with those of other devices; None: the device has memory of its own.
@@ -84,6 +86,7 @@ class Device:
     access: tuple[Access, ...] = ()
     profile: str | None = None
     driver: str = ""
+    backend: str = ""
     claimed_by: str = ""
     shared_resource: SharedResource | None = None
     traits: tuple[tuple[str, str], ...] = ()

@@ -572,6 +572,8 @@ class Policy:
     """A short description of each error code, for messages only."""
     signals: SignalTable = computed(COMMON_SIGNALS)
     """The meaning of each condition of the devices, by code; from their backend."""
+    by_backend: Mapping[str, Policy] = computed({})
+    """On a node with several backends, the same policy with the signal table of each, by the name of the backend."""
     overrides: tuple[PolicyOverride, ...] = setting(
         (),
         "Different settings for some devices. The first match applies.",
@@ -586,9 +588,14 @@ class Policy:
         here = (each for each in self.overrides if not each.nodes or any(fnmatchcase(node, one) for one in each.nodes))
         return replace(self, overrides=tuple(here))
 
-    def for_device(self, model: str, resources: Collection[str]) -> Policy:
-        """Return the policy of a device of ``model`` that is advertised under ``resources``."""
-        return next((each.policy for each in self.overrides if each.matches(model, resources)), self)
+    def for_device(self, model: str, resources: Collection[str], backend: str = "") -> Policy:
+        """Return the policy of a device of ``model`` that is advertised under ``resources``.
+
+        Args:
+            backend: the device's backend on a node with several; empty on others.
+        """
+        policy = self.by_backend.get(backend, self)
+        return next((each.policy for each in policy.overrides if each.matches(model, resources)), policy)
 
     @property
     def proof_digest(self) -> str:
@@ -600,11 +607,21 @@ class Policy:
         """Return the proof that ``kind`` needs; a kind that the policy does not name needs a certificate."""
         return self.required_proofs.get(kind, RequiredProof.CERTIFICATE)
 
-    def with_signals(self, table: SignalTable) -> Policy:
-        """Return the policy and its overrides with the signal table of the devices' backend."""
+    def with_signals(self, table: SignalTable, members: Mapping[str, SignalTable] | None = None) -> Policy:
+        """Return the policy and its overrides with the signal table of the devices' backend.
+
+        Args:
+            members: the tables of several backends by their names, where ``table`` is that of the node.
+        """
         overrides = tuple(replace(each, policy=each.policy.with_signals(table)) for each in self.overrides)
-        notes = self.error_notes if table.error_classes is None else {}
-        return replace(self, signals=table, error_notes=notes, overrides=overrides)
+        has_notes = table.error_classes is None and not table.errors.only_by_policy
+        return replace(
+            self,
+            signals=table,
+            error_notes=self.error_notes if has_notes else {},
+            overrides=overrides,
+            by_backend={name: self.with_signals(each) for name, each in (members or {}).items()},
+        )
 
     def error_class(self, code: int) -> ErrorClass:
         """Return the class of an error code; an unlisted code is unknown, unless all codes were disabled.

@@ -17,7 +17,8 @@ from scrubber.emulator.cdi import CdiUnresolvable
 from scrubber.emulator.changes import ChangeNotifier
 from scrubber.emulator.containers import Container, ContainerCommand, ContainerRuntime, ContainerStartFailed
 from scrubber.emulator.devicemanager import ContainerRunOptions, DeviceManager, StartRefused
-from scrubber.emulator.dra.manager import DraManager, PrepareFailed, UnprepareFailed
+from scrubber.emulator.dra.manager import DraManager
+from scrubber.emulator.dra.pod_claims import PrepareFailed, UnprepareFailed
 from scrubber.emulator.events import KubeletEvent, Recorder
 from scrubber.emulator.filesystem import ContainerCreateFailed, create_container_root
 from scrubber.emulator.pods import (

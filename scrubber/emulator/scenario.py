@@ -142,10 +142,10 @@ async def _wait_for_interrupt(stage: Playground, console: Console) -> None:
     sockets, node = shlex.quote(str(stage.socket_dir)), shlex.quote(str(stage.sim_dir))
     console.print("\n[bold]The node keeps running until Ctrl-C[/]")
     for words, what in (
-        ("service's metrics", f"http://{_metrics_address(stage.service)}/metrics"),
+        ("service's metrics", f"http://{await _metrics_address(stage.service)}/metrics"),
         (
             f"{'plugin' if stage.cluster is None else 'driver'}'s metrics",
-            f"http://{_metrics_address(stage.plugin)}/metrics",
+            f"http://{await _metrics_address(stage.plugin)}/metrics",
         ),
         ("query the service", f"scrubber devices --socket-dir {sockets}"),
         ("inject a fault", f"scrubber sim fault --dir {node} --device 0 --xid 95"),
@@ -160,16 +160,22 @@ async def _wait_for_interrupt(stage: Playground, console: Console) -> None:
     waiting.uncancel()
 
 
-def _metrics_address(daemon: Daemon) -> str:
-    """Return ``HOST:PORT`` from the log of the last start, because the system chose the port.
+async def _metrics_address(daemon: Daemon) -> str:
+    """Wait for ``HOST:PORT`` in the log of the last start: the system chose the port, after the devices were published.
 
     Raises:
-        RuntimeError: the daemon serves no metrics.
+        RuntimeError: the daemon serves no metrics within :data:`LONGEST_WAIT`.
     """
-    lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if '"metrics.serving"' in line]
-    if not lines:
-        raise RuntimeError(f"no metrics are served; see {daemon.log}")
-    return str(lines[-1]["address"])
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LONGEST_WAIT):
+            while True:
+                lines = [
+                    json.loads(each) for each in daemon.log.read_text().splitlines() if '"metrics.serving"' in each
+                ]
+                if lines:
+                    return str(lines[-1]["address"])
+                await asyncio.sleep(0.05)
+    raise RuntimeError(f"no metrics are served; see {daemon.log}")
 
 
 class DemoScenario:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
@@ -38,6 +40,12 @@ from scrubber.ports.runtime import Clock
 
 __all__ = ["PodTracker"]
 
+_MIN_SAMPLE_INTERVAL = 0.2
+"""Minimum seconds between two samples: a runtime's helper must not count twice because its pod has several devices."""
+_MAX_SAMPLE_INTERVAL = 5.0
+"""Seconds between two samples of a pod that runs and of which every first process is known. Reading every pod that has a
+device each second took most of the service's processor time."""
+
 
 @dataclass(frozen=True, slots=True)
 class _FirstProcess:
@@ -51,6 +59,22 @@ class _FirstProcess:
     process: Process
     samples: int
     beside: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The processes of a pod at one moment.
+
+    Attributes:
+        at, wall: when they were read, in monotonic and wall-clock seconds.
+        processes: None: they cannot be determined.
+        is_settled: whether the kubelet listed the pod with a device, and the first process of each container is known.
+    """
+
+    at: float
+    wall: float
+    processes: tuple[Process, ...] | None = None
+    is_settled: bool = False
 
 
 class PodTracker:
@@ -70,6 +94,8 @@ class PodTracker:
         self._absences: dict[Pod, PodAbsence] = {}
         self._first_processes: dict[Pod, dict[str, _FirstProcess]] = {}
         self._last_run: dict[Pod, float] = {}
+        self._samples: dict[Pod, _Sample] = {}
+        self._sampling: defaultdict[Pod, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.reading = KubeletReading(Trust.UNREADABLE, untrusted_reason="it has not been read yet")
 
     def track(self, pods: Iterable[Pod]) -> None:
@@ -78,6 +104,10 @@ class PodTracker:
         self._absences = {pod: self._absences.get(pod, PodAbsence()) for pod in tracked}
         self._first_processes = {pod: self._first_processes.get(pod, {}) for pod in tracked}
         self._last_run = {pod: at for pod, at in self._last_run.items() if pod in tracked}
+        self._samples = {pod: sample for pod, sample in self._samples.items() if pod in tracked}
+        for pod in self._sampling.keys() - tracked:
+            if not self._sampling[pod].locked():
+                del self._sampling[pod]
 
     def track_more(self, pods: Iterable[Pod]) -> None:
         """Track these pods in addition to the current ones."""
@@ -122,8 +152,11 @@ class PodTracker:
         except Unreadable:
             return False
 
-    async def sample_processes(self, grant: Grant) -> None:
+    async def sample_processes(self, grant: Grant) -> bool:
         """Sample the processes of a grant's pod, to know later the first process of each container, and that it ran.
+
+        Return whether a process was found that keeps the pod from being over; False proves nothing. A sample counts for
+        every device of the pod, and for longer while the pod runs and nothing indicates a change.
 
         A runtime's own helpers come and go before a container's first process starts. A process that is gone at the
         next sample was therefore not the first process, as long as the kubelet lists the pod. Once the pod is absent
@@ -134,14 +167,33 @@ class PodTracker:
         ever prove that it is a leftover.
         """
         pod = grant.pod
-        if pod is None or pod.uid is None or self._absences.get(pod, PodAbsence()).times > 0:
-            return
+        if pod is None or pod.uid is None or self._is_missing(pod):
+            return False
         if grant.claim is not None and not grant.claim.is_prepared:
-            return
+            return False
+        async with self._sampling[pod]:
+            sample = self._samples.get(pod)
+            if sample is None or not self._is_current(sample, grant):
+                sample = self._samples[pod] = await self._sample(pod, grant)
+        return not self._is_missing(pod) and bool(exclude_baseline(sample.processes or (), grant.baseline))
+
+    def _is_missing(self, pod: Pod) -> bool:
+        """Whether a trusted reading lacked the pod, and no later one named it."""
+        return self._absences.get(pod, PodAbsence()).times > 0
+
+    def _is_current(self, sample: _Sample, grant: Grant) -> bool:
+        age = self._clock.monotonic() - sample.at
+        if age < _MIN_SAMPLE_INTERVAL:
+            return True
+        since_grant = sample.wall >= grant.at and self.has_run(grant) and grant.claim is None
+        return sample.is_settled and since_grant and age < _MAX_SAMPLE_INTERVAL
+
+    async def _sample(self, pod: Pod, grant: Grant) -> _Sample:
+        at, wall = self._clock.monotonic(), self._clock.wall()
         try:
             processes = await self._containers.processes(pod)
         except Unreadable:
-            return
+            return _Sample(at, wall)
         sandbox = {each.identity for each in grant.baseline} & {each.identity for each in processes}
         # A pod that was named before it had a sandbox gets one although no container has run.
         if exclude_baseline(processes, grant.baseline if sandbox else presumed_sandbox(processes, held=False)):
@@ -158,6 +210,8 @@ class PodTracker:
                 oldest = min(mine, key=lambda each: (each.started, each.pid))
                 seen[container] = _FirstProcess(oldest, 1, living)
         self._first_processes[pod] = known | seen
+        known_firsts = all(first.samples >= 2 for first in seen.values())
+        return _Sample(at, wall, processes, known_firsts and self.reading.may_start_container(pod))
 
     def note_use(self, device: str, uid: str, since: float) -> None:
         """Note that a process of pod ``uid`` used ``device`` in a check that began at ``since`` (wall-clock time)."""
@@ -179,6 +233,8 @@ class PodTracker:
         This proves that the container ran, however short its life is.
         """
         self._last_run[pod] = max(at, self._last_run.get(pod, -math.inf))
+        if pod in self._samples:
+            self._samples[pod] = replace(self._samples[pod], is_settled=False)
 
     def has_run(self, grant: Grant) -> bool:
         """Whether the pod of ``grant`` was seen to run since the grant.

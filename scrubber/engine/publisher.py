@@ -38,6 +38,9 @@ class Publisher:
     ) -> None:
         """Publish a view, unless nothing in it changed."""
         seen = self._view
+        # A device that did not change keeps its view, so that its messages need not be made again.
+        known = {each.device.id: each for each in seen.devices}
+        devices = tuple(old if (old := known.get(each.device.id)) == each else each for each in devices)
         view = replace(
             seen,
             devices=devices,

@@ -354,7 +354,8 @@ class DeviceBackend:
 
     Attributes:
         not_advertised: returns the devices that are on the node but are not advertised, each with the reason.
-        poll_interval: seconds below which the health of a device is not polled, because a query is expensive.
+        poll_interval: returns the seconds below which the health of a device is not polled, because a query is
+            expensive.
         confidential: None for devices without a confidential-computing mode.
     """
 
@@ -367,5 +368,5 @@ class DeviceBackend:
     diagnostics: Diagnostics
     children: ChildCounts
     not_advertised: Callable[[], Mapping[str, str]] = field(default=dict)
-    poll_interval: float = 0.0
+    poll_interval: Callable[[Device], float] = lambda _: 0.0
     confidential: ConfidentialComputing | None = None

@@ -17,7 +17,7 @@ from scrubber.config.command_file import CommandFileSource
 from scrubber.domain.device import Device
 from scrubber.ports.device import DeviceBackend
 
-__all__ = ["SAMPLE", "Commands", "commands", "write_program"]
+__all__ = ["SAMPLE", "Commands", "commands", "hostile", "write_program"]
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "backends" / "simulated-node"
 
@@ -27,6 +27,33 @@ def write_program(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
+
+
+ANSWER = """#!/usr/bin/env python3
+import json, os, subprocess, sys, time
+from pathlib import Path
+verb, request = sys.argv[1], json.load(sys.stdin)
+here = Path(os.environ["SIMULATED_NODE"])
+
+def answer(**values):
+    print(json.dumps({"apiVersion": request["apiVersion"], "kind": "Response", "id": request["id"], **values}), flush=True)
+
+if verb == "capabilities":
+    answer(verbs=["inventory", "telemetry", "erase", "reset", "reset-plan", "diagnose", "holders"])
+elif verb == "inventory":
+    memory = str(here / "devices/0/memory")
+    answer(driver="1", devices=[{"id": "dev-0", "index": "0", "model": "Hostile", "memoryBytes": 1024, "nodes": [{"path": memory}]}])
+elif verb == "holders":
+    answer(pids=[], complete=True)
+else:
+    body()
+"""
+
+
+def hostile(directory: Path, body: str) -> Path:
+    """Write a program that lists one device and runs ``body`` for whatever else it is asked."""
+    indented = "\n".join(f"    {line}" for line in body.splitlines())
+    return write_program(directory / "hostile", ANSWER.replace("def answer", f"def body():\n{indented}\n\ndef answer"))
 
 
 class Commands:

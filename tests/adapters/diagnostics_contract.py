@@ -21,7 +21,7 @@ from scrubber.ports.device import Diagnostics
 
 __all__ = ["DiagnosticsContract", "DiagnosticsRig", "cancelled", "under_way", "untouched"]
 
-CHECKS = ["memory-pattern", "matrix-product", "host-to-device", "device-to-host"]
+CHECKS = ("memory-pattern", "matrix-product", "host-to-device", "device-to-host")
 DEADLINE = 30.0
 
 
@@ -52,12 +52,23 @@ class DiagnosticsRig(Protocol):
 
 
 class DiagnosticsContract:
-    """The contract tests; derive from this class and provide ``rig``."""
+    """The contract tests; derive from this class and provide ``rig``. A quick diagnosis takes a tenth of a second here.
+
+    Attributes:
+        checks: names of the checks that the diagnostics run, in order; the first one is that of the memory.
+    """
+
+    checks: tuple[str, ...] = CHECKS
+
+    @pytest.fixture(autouse=True)
+    def quicker(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seconds = {level: 0.1 if level is DiagnosticLevel.QUICK else level.seconds for level in DiagnosticLevel}
+        monkeypatch.setattr(DiagnosticLevel, "seconds", property(seconds.__getitem__))
 
     async def test_working_device_passes_every_check_with_a_rate(self, rig: DiagnosticsRig) -> None:
         checks = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, DEADLINE)
-        assert [check.name for check in checks] == CHECKS
-        assert [check.errors for check in checks] == [0, 0, 0, 0]
+        assert tuple(check.name for check in checks) == self.checks
+        assert not any(check.errors for check in checks)
         for check in checks:
             unit = "operations" if check.name == "matrix-product" else "bytes"
             assert set(check.measured) == {unit, f"{unit}_per_second", "seconds"}
@@ -76,9 +87,9 @@ class DiagnosticsContract:
 
     async def test_memory_that_loses_writes_fails_the_pattern_check(self, rig: DiagnosticsRig) -> None:
         rig.spoil(rig.device)
-        pattern, product, *_ = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, DEADLINE)
+        pattern, *others = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, DEADLINE)
         assert pattern.errors > 0
-        assert product.errors == 0
+        assert not any(check.errors for check in others if check.name == "matrix-product")
 
     async def test_held_device_is_not_diagnosed_and_not_reported_faulty(self, rig: DiagnosticsRig) -> None:
         rig.fill(rig.device, "secret")
@@ -94,16 +105,16 @@ class DiagnosticsContract:
         await cancelled(first)
 
     async def test_diagnosis_ends_at_its_deadline(self, rig: DiagnosticsRig) -> None:
-        task = await under_way(rig, deadline=3.0)
         with pytest.raises(DriverTimeout):
-            await task
+            await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.EXTENDED, 1.0)
         assert await rig.at_work(rig.device) is None
 
     async def test_cancelled_diagnosis_leaves_no_process_running(self, rig: DiagnosticsRig) -> None:
         await cancelled(await under_way(rig))
         assert await rig.at_work(rig.device) is None
         checks = await rig.diagnostics.diagnose(rig.device, DiagnosticLevel.QUICK, DEADLINE)
-        assert [check.errors for check in checks] == [0, 0, 0, 0]
+        assert checks
+        assert not any(check.errors for check in checks)
 
     async def test_killed_diagnostic_child_yields_no_result(self, rig: DiagnosticsRig) -> None:
         task = await under_way(rig)
@@ -115,9 +126,9 @@ class DiagnosticsContract:
         assert await rig.at_work(rig.device) is None
 
 
-async def under_way(rig: DiagnosticsRig, deadline: float = 120.0) -> asyncio.Task[tuple[DiagnosticCheck, ...]]:
+async def under_way(rig: DiagnosticsRig) -> asyncio.Task[tuple[DiagnosticCheck, ...]]:
     """Start a diagnosis that takes a minute; returns once it has the device."""
-    task = asyncio.create_task(rig.diagnostics.diagnose(rig.device, DiagnosticLevel.EXTENDED, deadline))
+    task = asyncio.create_task(rig.diagnostics.diagnose(rig.device, DiagnosticLevel.EXTENDED, 120.0))
     async with asyncio.timeout(DEADLINE):
         while not await rig.at_work(rig.device):
             assert not task.done(), task.exception()

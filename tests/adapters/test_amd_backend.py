@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,7 @@ class AmdRig:
         self.machine.remove_driver()
 
     async def at_work(self, device: Device) -> int | None:
+        self.machine.remove_ended_processes()
         return await self.backend.eraser.find_orphan(device)
 
 
@@ -127,11 +129,19 @@ class TestAmdDiagnostics(DiagnosticsContract):
 
 async def test_gpu_is_described_with_the_ids_and_nodes_of_amds_plugin(rig: AmdRig) -> None:
     device = rig.device
-    assert (device.id, device.index, device.parent, device.profile) == ("0000:0c:00.0", "0", None, None)
+    assert (device.id, device.index, device.parent, device.profile) == ("0000:0c:00.0", "0", None, "spx_nps1")
     assert (device.model, device.numa_node) == ("AMD Instinct MI300X", 0)
     assert [each.container_path for each in device.access] == ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/card1"]
     traits = dict(device.traits)
     assert (traits["architecture"], traits["serial"], traits["unique_id"]) == ("gfx942", "692300", "1b2c3d4e5f600000")
+
+
+async def test_gpu_that_cannot_be_partitioned_has_no_profile(tmp_path: Path) -> None:
+    with AmdMachine.create(tmp_path / "m", gpus=2) as machine:
+        for part in machine.parts.values():
+            (part.gpu / "current_memory_partition").unlink()
+        async with started(machine, tmp_path / "state") as rig:
+            assert rig.device.profile is None
 
 
 async def test_partitions_are_instances_of_one_gpu_and_share_its_memory(tmp_path: Path) -> None:
@@ -224,6 +234,30 @@ async def test_bad_pages_and_a_narrow_link_are_conditions(rig: AmdRig) -> None:
     assert snapshot.temperature_celsius == 41
 
 
+async def test_fatal_record_of_the_driver_requires_a_reset_and_is_reported_once(rig: AmdRig) -> None:
+    part = rig.part(rig.device)
+    assert "cper_fatal" not in (await rig.backend.telemetry.snapshot(rig.device)).counters
+    for severity in (0, 1, 2, 2):
+        rig.machine.add_record(part, severity)
+    snapshot = await rig.backend.telemetry.snapshot(rig.device)
+    assert snapshot.conditions == {"cper-fatal": "1 records"}
+    assert {name: count for name, count in snapshot.counters.items() if name.startswith("cper")} == {
+        "cper_fatal": 1,
+        "cper_uncorrected": 1,
+        "cper_corrected": 2,
+        "cper_bad_page_threshold": 0,
+    }
+    assert (await rig.backend.telemetry.snapshot(rig.other)).conditions == {}
+    await rig.backend.resetter.reset(rig.device, 30.0)
+    assert (await rig.backend.telemetry.snapshot(rig.device)).conditions == {}
+
+
+async def test_record_of_too_many_bad_pages_outlasts_a_reset(rig: AmdRig) -> None:
+    rig.machine.add_record(rig.part(rig.device), 1, section_flags=1 << 3)
+    await rig.backend.resetter.reset(rig.device, 30.0)
+    assert (await rig.backend.telemetry.snapshot(rig.device)).conditions == {"bad-page-threshold": "1 records"}
+
+
 async def test_gpus_of_a_hive_are_reset_together_and_a_holder_of_one_blocks_all(tmp_path: Path) -> None:
     with AmdMachine.create(tmp_path / "m", hive=77) as machine:
         async with started(machine, tmp_path / "state") as rig:
@@ -248,10 +282,27 @@ async def test_cleaner_shader_is_a_claim_and_names_the_partition(rig: AmdRig) ->
     report = await rig.backend.eraser.erase(rig.device, request(), ignore_progress)
     assert (rig.part(rig.device).gpu / "run_cleaner_shader").read_text() == "0"
     assert report.on_chip is None
-    assert any("nothing measures whether it did" in each for each in report.not_covered)
-    (rig.part(rig.other).gpu / "run_cleaner_shader").unlink()
-    report = await rig.backend.eraser.erase(rig.other, request(), ignore_progress)
-    assert any("no cleaner shader" in each for each in report.not_covered)
+    assert any("claimed" in each and "nothing measures" in each for each in report.not_covered)
+
+
+async def test_certificate_says_why_on_chip_memory_was_not_cleared(rig: AmdRig) -> None:
+    shader = rig.part(rig.device).gpu / "run_cleaner_shader"
+
+    async def on_chip(*, requested: bool = True) -> str:
+        expected = replace(request(), on_chip=requested)
+        report = await rig.backend.eraser.erase(rig.device, expected, ignore_progress)
+        assert report.on_chip is None
+        (text,) = (each for each in report.not_covered if each.startswith("on-chip"))
+        return text
+
+    assert "the policy does not require" in await on_chip(requested=False)
+    assert shader.read_text() == ""
+    shader.unlink()
+    assert "offers no cleaner shader" in await on_chip()
+    shader.symlink_to("/dev/full")
+    refused = await on_chip()
+    assert "did not accept a request" in refused
+    assert "No space left" in refused
 
 
 async def test_settings_of_a_policy_are_written_and_read_back(rig: AmdRig) -> None:
@@ -262,6 +313,43 @@ async def test_settings_of_a_policy_are_written_and_read_back(rig: AmdRig) -> No
     assert (gpu / "hwmon/hwmon0/power1_cap").read_text() == "550000000"
 
 
+async def test_partition_mode_of_a_policy_is_restored_by_a_reset_alone(rig: AmdRig) -> None:
+    gpu, modes = rig.part(rig.device).gpu, {"compute_partition": "CPX", "memory_partition": "NPS4"}
+    snapshot = await rig.backend.telemetry.snapshot(rig.device)
+    present = {"compute_partition": "SPX", "memory_partition": "NPS1"}
+    assert (
+        {name: snapshot.settings[name] for name in modes}
+        == {name: snapshot.defaults[name] for name in modes}
+        == present
+    )
+    assert await rig.backend.settings.restore(rig.device, modes) == present
+    assert (gpu / "current_compute_partition").read_text() == "SPX\n"
+    plan = await rig.backend.resetter.plan(rig.device)
+    assert any("0000:0c:00.0 from SPX to CPX" in each for each in plan.actions)
+    with pytest.raises(DeviceBusy, match=r"from NPS1 to NPS4, 0000:0c:00\.0 from SPX to CPX, as the policy requires"):
+        await rig.backend.resetter.reset(rig.device, 30.0)
+    assert [(gpu / f"current_{name}").read_text().strip() for name in modes] == ["CPX", "NPS4"]
+    await rig.backend.inventory.devices()
+    await rig.backend.resetter.reset(rig.device, 30.0)
+
+
+async def test_partition_mode_that_the_driver_refuses_is_named(rig: AmdRig) -> None:
+    await rig.backend.settings.restore(rig.device, {"compute_partition": "QPX"})
+    file = rig.part(rig.device).gpu / "current_compute_partition"
+    file.unlink()
+    file.symlink_to("/proc/version")  # can be opened for writing, and refuses what is written
+    with pytest.raises(Unreadable, match=r"0000:0c:00\.0 could not be partitioned: .*current_compute_partition"):
+        await rig.backend.resetter.reset(rig.device, 30.0)
+
+
+async def test_partition_has_the_modes_of_its_gpu_as_its_only_settings(tmp_path: Path) -> None:
+    with AmdMachine.create(tmp_path / "m", gpus=1, partitions=2) as machine:
+        async with started(machine, tmp_path / "state") as rig:
+            expected = {"compute_partition": "DPX", "memory_partition": "NPS1"}
+            assert (await rig.backend.telemetry.snapshot(rig.device)).settings == expected
+            assert await rig.backend.settings.restore(rig.device, {**expected, "performance_level": "low"}) == expected
+
+
 async def test_isolation_that_was_set_at_boot_is_the_default(rig: AmdRig) -> None:
     write(rig.machine.root / "sys/module/amdgpu/parameters/enforce_isolation", "1")
     assert (await rig.backend.telemetry.snapshot(rig.device)).defaults["enforce_isolation"] == "isolate-and-clean"
@@ -270,7 +358,7 @@ async def test_isolation_that_was_set_at_boot_is_the_default(rig: AmdRig) -> Non
 def test_policy_with_impossible_settings_is_refused_with_what_to_write() -> None:
     assert validation_errors({"performance_level": "auto", "power_limit_watts": "550"}) == ()
     clock, level, power = validation_errors({"clock": "1", "performance_level": "turbo", "power_limit_watts": "5.5"})
-    assert "the settings are enforce_isolation, performance_level, power_limit_watts" in clock
+    assert "the settings are compute_partition, enforce_isolation, memory_partition, performance_level" in clock
     assert "write one of auto, low, high" in level
     assert "whole watts" in power
 

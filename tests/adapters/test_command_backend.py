@@ -23,9 +23,11 @@ from scrubber.domain.errors import (
     Unreadable,
 )
 from scrubber.domain.telemetry import Snapshot
+from scrubber.ports import contract
 from scrubber.ports.device import EraseReport
 from tests.adapters.backend_contract import BackendContract, request
-from tests.adapters.command_rig import Commands, commands, write_program
+from tests.adapters.command_rig import Commands, commands, hostile, write_program
+from tests.adapters.diagnostics_contract import DiagnosticsContract
 
 
 @pytest.fixture
@@ -38,33 +40,19 @@ class TestCommandBackend(BackendContract):
     """The contract, with the sample program over plain files."""
 
 
+class TestCommandDiagnostics(DiagnosticsContract):
+    """The contract of diagnostics, with the only check of the sample program."""
+
+    checks = ("memory-pattern",)
+
+    @pytest.fixture
+    async def rig(self, tmp_path: Path) -> AsyncIterator[Commands]:
+        async with commands(tmp_path) as found:
+            found.device, found.other = await found.backend.inventory.devices()
+            yield found
+
+
 # --- programs that misbehave -------------------------------------------------------------------------------------------
-
-ANSWER = """#!/usr/bin/env python3
-import json, os, subprocess, sys, time
-from pathlib import Path
-verb, request = sys.argv[1], json.load(sys.stdin)
-here = Path(os.environ["SIMULATED_NODE"])
-
-def answer(**values):
-    print(json.dumps({"apiVersion": request["apiVersion"], "kind": "Response", "id": request["id"], **values}), flush=True)
-
-if verb == "capabilities":
-    answer(verbs=["inventory", "telemetry", "erase", "reset", "reset-plan", "diagnose", "holders"])
-elif verb == "inventory":
-    memory = str(here / "devices/0/memory")
-    answer(driver="1", devices=[{"id": "dev-0", "index": "0", "model": "Hostile", "memoryBytes": 1024, "nodes": [{"path": memory}]}])
-elif verb == "holders":
-    answer(pids=[], complete=True)
-else:
-    body()
-"""
-
-
-def hostile(directory: Path, body: str) -> Path:
-    """Write a program that lists one device and runs ``body`` for whatever else it is asked."""
-    indented = "\n".join(f"    {line}" for line in body.splitlines())
-    return write_program(directory / "hostile", ANSWER.replace("def answer", f"def body():\n{indented}\n\ndef answer"))
 
 
 async def ask(directory: Path, body: str, *, telemetry: str = "20s") -> Snapshot:
@@ -156,6 +144,17 @@ async def test_detached_process_is_found_by_the_lock_after_its_supervisor_was_ki
     assert not sleepers()
 
 
+async def test_run_leaves_no_cgroup_and_creates_none_outside_of_the_kernels(tmp_path: Path) -> None:
+    body = "(here / 'seen').write_text(f'{os.getppid()} {Path(\"/proc/self/cgroup\").read_text()}')\nanswer()"
+    await ask(tmp_path, body)
+    parent, _, lines = (tmp_path / "node" / "seen").read_text().partition(" ")
+    own = next((line[3:] for line in lines.split("\n") if line.startswith("0::")), "")
+    if own.endswith(f"/scrubber-command-{parent}"):
+        assert not any(Path(f"{mount}{own}").exists() for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"))
+    if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        assert not list(Path("/sys/fs/cgroup").glob("scrubber-command-*"))
+
+
 async def test_cancelled_run_leaves_no_process(tmp_path: Path) -> None:
     body = SPAWN + "(here / 'started').touch()\ntime.sleep(987)"
     async with commands(tmp_path, hostile(tmp_path, body)) as rig:
@@ -223,6 +222,34 @@ async def test_absent_numbers_of_a_report_stay_absent_and_are_named(tmp_path: Pa
         report = await rig.backend.eraser.erase(device, request(), lambda _: None)
     assert (report.verified_bytes, report.residue_bytes, report.not_covered_bytes) == (None, None, 24)
     assert report.not_covered == ("memory: 24 bytes of firmware", "memory: not read back after clearing")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("answer(totalBytes=0, clearedBytes=0)", "no memory to clear, and notCovered does not say what remains on it"),
+        ("answer(totalBytes=1, clearedBytes=1)", "totalBytes is 1, and the inventory has 0"),
+    ],
+)
+async def test_device_without_memory_is_not_reported_as_cleared(tmp_path: Path, body: str, message: str) -> None:
+    async with commands(tmp_path, without_memory(tmp_path, body)) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        with pytest.raises(BrokenCommand, match=message):
+            await rig.backend.eraser.erase(device, request(), lambda _: None)
+
+
+async def test_report_about_a_device_without_memory_names_what_remains_on_it(tmp_path: Path) -> None:
+    body = "answer(totalBytes=0, clearedBytes=0, notCovered=['registers'])"
+    async with commands(tmp_path, without_memory(tmp_path, body)) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        report = await contract.check_erasure(rig.backend.eraser, rig.backend.holders, device, request())
+    assert (report.total_bytes, report.cleared_bytes, report.not_covered) == (0, 0, ("memory: registers",))
+
+
+def without_memory(directory: Path, body: str) -> Path:
+    """Write a program whose only device has no memory."""
+    program = hostile(directory, body)
+    return write_program(program, program.read_text().replace('"memoryBytes": 1024', '"memoryBytes": 0'))
 
 
 async def test_program_gets_a_fixed_environment_and_no_descriptor_of_the_service(

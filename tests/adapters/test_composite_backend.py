@@ -199,7 +199,7 @@ async def test_driver_change_in_one_backend_affects_only_its_own_devices(tmp_pat
             async with asyncio.timeout(20):
                 while await anext(signals) != Signal(None, "changed"):
                     continue
-            assert await rig.two() == (Device("later", "0", "Toy 1", 1, driver=driver), second)
+            assert await rig.two() == (Device("later", "0", "Toy 1", 1, driver=driver, backend=FIRST), second)
         assert at_first.for_device(second).driver == second.driver != ""
 
 

@@ -137,7 +137,7 @@ class TestUpgrade:
 
     async def test_schema_that_is_too_old_is_refused(self, home: Path) -> None:
         await stored(home)
-        message = await refusal(home, replace(NEXT, number=3, upgrades={2: {}}))
+        message = await refusal(home, replace(NEXT, number=CURRENT.number + 2, upgrades={CURRENT.number + 1: {}}))
         assert "Upgrade one minor version at a time" in message
 
     async def test_several_schemas_are_upgraded_at_once(self, home: Path) -> None:
@@ -151,9 +151,8 @@ class TestUpgrade:
             connection.execute(
                 "UPDATE devices SET document = replace(document, '\"must_reset\"', '\"owes_reset\"')",
             )
-        ledger, state = await opened(
-            home, replace(NEXT, number=3, upgrades={1: {"devices": add_fields}, 2: {"devices": rename}})
-        )
+        steps = {CURRENT.number: {"devices": add_fields}, CURRENT.number + 1: {"devices": rename}}
+        ledger, state = await opened(home, replace(NEXT, number=CURRENT.number + 2, upgrades=steps))
         await ledger.close()
         assert state.records[GPU].must_reset
 

@@ -3,7 +3,9 @@
  *
  * The library lies in <root>/opt/rocm/lib of a machine (tests/amd/machine.py), and the device that the environment names
  * in <root>/standin/devices/<name>: memory, address, gpu_id, and "spoiled" if 64 bytes in the middle do not keep what is
- * written. As the driver does, it lists the process and its memory below <root>/sys/class/kfd/kfd/proc.
+ * written. As the driver does, it lists the process and its memory below <root>/sys/class/kfd/kfd/proc, counts that memory
+ * as used, and undoes both when the process ends; when it is killed, only if <root>/standin/outlives exists. Local memory is a
+ * file too ("lds"), which keeps its content until something was written to run_cleaner_shader.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -14,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,10 +33,21 @@ DEVICE unsigned long long thread_of_grid(void) { return host_thread; }
 
 #include KERNELS
 
-enum { SUCCESS, INVALID, OUT_OF_MEMORY, NO_DEVICE = 100, INVALID_IMAGE = 200, NOT_FOUND = 500 };
-enum { PAGE = 4096, RESERVED = 256 * 1024 };
+enum { GROUP = 256, LOCAL_BYTES = 65536 };
+static unsigned char *local_memories;
+static unsigned long long local_units = 1;
+/* Threads run one after the other, so nothing waits. */
+#define barrier() ((void)0)
+#define clock() (~0ull)
+#define local_memory ((volatile u64 *)(local_memories + host_thread / GROUP % local_units * LOCAL_BYTES))
+#define __atomic_load_n(p, order) (~0ull)
 
-static char root[2048], device[3072], entry[3072], counter_file[4096], address[64];
+#include ATTACKS
+
+enum { SUCCESS, INVALID, OUT_OF_MEMORY, NO_DEVICE = 100, INVALID_IMAGE = 200, NOT_FOUND = 500 };
+enum { PAGE = 4096, RESERVED = 256 * 1024, IDLE = 10 * 1024 * 1024 };
+
+static char root[2048], device[3072], entry[3072], counter_file[4096], used_file[4096], address[64];
 static unsigned char *memory;
 static size_t size, used;
 
@@ -49,19 +63,80 @@ static bool read_text(const char *name, char *text, int length)
     return ok;
 }
 
-static void count(void)
+static void write_number(const char *path, size_t number)
 {
-    FILE *file = fopen(counter_file, "w");
+    char draft[4096];
+    snprintf(draft, sizeof draft, "%s/draft-%d", device, getpid());
+    FILE *file = fopen(draft, "w");
     if (file == NULL) return;
-    fprintf(file, "%zu\n", used);
+    fprintf(file, "%zu\n", number);
     fclose(file);
+    rename(draft, path);  /* no reader sees half of it */
 }
 
-__attribute__((destructor)) static void leave(void)
+static void count(void)
 {
-    if (*counter_file == 0) return;
+    write_number(used_file, IDLE + used);
+    write_number(counter_file, used);
+}
+
+static void leave(void)
+{
     unlink(counter_file);
     rmdir(entry);
+    write_number(used_file, IDLE);
+}
+
+__attribute__((destructor)) static void leave_at_exit(void)
+{
+    if (*counter_file != 0) leave();
+}
+
+/* What the kernel does for a process that is killed: another process waits for that and cleans up. Only on request, because
+ * it holds the locks of its parent for an instant. */
+static bool leave_when_killed(void)
+{
+    char nothing, path[4096];
+    snprintf(path, sizeof path, "%s/standin/outlives", root);
+    if (access(path, F_OK) != 0) return true;
+    int ends[2], ready[2];
+    if (pipe2(ends, O_CLOEXEC) != 0 || pipe2(ready, O_CLOEXEC) != 0) return false;
+    pid_t child = fork();
+    if (child < 0) return false;
+    if (child != 0) {
+        close(ends[0]);
+        close(ready[1]);
+        while (read(ready[0], &nothing, 1) > 0) continue;  /* until it has no descriptor of ours: one may hold a lock */
+        close(ready[0]);
+        return true;
+    }
+    setsid();
+    dup2(ends[0], 0);
+    close_range(1, ~0u, 0);
+    while (read(0, &nothing, 1) > 0) continue;
+    leave();
+    _exit(0);
+}
+
+/* The file that clears local memory when it is written. Returns whether it was. */
+static bool cleaner_was_started(void)
+{
+    char path[4096];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/sys/bus/pci/devices/%.*s0/run_cleaner_shader", root, (int)strlen(address) - 1, address);
+    return stat(path, &status) == 0 && status.st_size > 0 && truncate(path, 0) == 0;
+}
+
+static bool map_local_memory(void)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/lds", device);
+    if (cleaner_was_started()) unlink(path);
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0 || ftruncate(file, (off_t)(local_units * LOCAL_BYTES)) != 0) return false;
+    local_memories = mmap(NULL, local_units * LOCAL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    return local_memories != MAP_FAILED;
 }
 
 static void spoil(void)
@@ -101,8 +176,11 @@ int hipSetDevice(int number)
     close(file);
     if (memory == MAP_FAILED) return OUT_OF_MEMORY;
     snprintf(entry, sizeof entry, "%s/sys/class/kfd/kfd/proc/%d", root, getpid());
-    mkdir(entry, 0755);
     snprintf(counter_file, sizeof counter_file, "%s/vram_%s", entry, gpu_id);
+    snprintf(used_file, sizeof used_file, "%s/sys/bus/pci/devices/%.*s0/mem_info_vram_used", root,
+             (int)strlen(address) - 1, address);
+    if (!map_local_memory() || !leave_when_killed()) return OUT_OF_MEMORY;
+    mkdir(entry, 0755);
     count();
     return SUCCESS;
 }
@@ -160,6 +238,11 @@ static void run_matmul_forward(void **arguments) { matmul_forward(P(0), P(1), P(
 static void run_matmul_backward(void **arguments) { matmul_backward(P(0), P(1), P(2), N(3), N(4)); }
 static void run_compare_u32(void **arguments) { compare_u32(P(0), P(1), N(2), N(3), P(4)); }
 
+static void run_leave_global(void **arguments) { leave_global(P(0), N(1), N(2), N(3)); }
+static void run_find_global(void **arguments) { find_global(P(0), N(1), N(2), N(3), P(4)); }
+static void run_leave_local(void **arguments) { leave_local(N(0), P(1), P(2), N(3), N(4)); }
+static void run_find_local(void **arguments) { find_local(N(0), P(1), P(2), P(3), N(4), N(5)); }
+
 static const struct kernel {
     const char *name;
     void (*run)(void **arguments);
@@ -168,6 +251,8 @@ static const struct kernel {
     {"check_pattern", run_check_pattern},   {"count_nonzero", run_count_nonzero},
     {"fill_u32_mix", run_fill_u32_mix},     {"matmul_forward", run_matmul_forward},
     {"matmul_backward", run_matmul_backward}, {"compare_u32", run_compare_u32},
+    {"leave_global", run_leave_global},     {"find_global", run_find_global},
+    {"leave_local", run_leave_local},       {"find_local", run_find_local},
 };
 
 /* The code object must be one for AMD's GPUs; what runs here was compiled from the same source for the CPU. */

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,7 +29,8 @@ __all__ = ["MIB", "AmdMachine", "Part", "hip_library"]
 
 MIB = 1 << 20
 _SOURCE = Path(__file__).with_name("hip.c")
-_KERNELS = Path(__file__).parents[2] / "scrubber/adapters/amd/kernels.c"
+_ROOT = Path(__file__).parents[2]
+_SOURCES = {"KERNELS": _ROOT / "scrubber/adapters/amd/kernels.c", "ATTACKS": _ROOT / "tests/gpu/amd/attacks.c"}
 _FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror")
 _HOLDER = (
     "import os, sys, time; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print('ready', flush=True); time.sleep(600)"
@@ -40,7 +42,8 @@ _BASELINE = 10 * MIB
 def hip_library() -> Path:
     """Return the library in the place of HIP, compiled once for this process."""
     library = Path(mkdtemp(prefix="hip-")) / "libamdhip64.so.7"
-    subprocess.run(["gcc", *_FLAGS, f'-DKERNELS="{_KERNELS}"', "-o", str(library), str(_SOURCE), "-ldl"], check=True)
+    sources = [f'-D{name}="{path}"' for name, path in _SOURCES.items()]
+    subprocess.run(["gcc", *_FLAGS, *sources, "-o", str(library), str(_SOURCE), "-ldl"], check=True)
     return library
 
 
@@ -74,6 +77,7 @@ class AmdMachine:
         mebibytes: int = 16,
         architecture: int = 90402,
         hive: int = 0,
+        tidy: bool = False,
     ) -> Self:
         """Create a healthy node.
 
@@ -81,6 +85,7 @@ class AmdMachine:
             partitions: partitions of each GPU, which share its memory equally.
             architecture: the version in the topology; 90402 is gfx942.
             hive: number of the hive that all GPUs belong to; 0: none.
+            tidy: whether the memory of a killed process is freed, as the driver does, and its entry removed.
         """
         machine = cls(root)
         write(root / "sys/module/amdgpu/version", "6.10.5")
@@ -94,6 +99,8 @@ class AmdMachine:
         library = root / "opt/rocm/lib/libamdhip64.so.7"
         library.parent.mkdir(parents=True)
         shutil.copy(hip_library(), library)
+        if tidy:
+            write(root / "standin/outlives", "")
         return machine
 
     def __enter__(self) -> Self:
@@ -118,6 +125,12 @@ class AmdMachine:
     def kfd_process(self, pid: int) -> Path:
         """Return the directory of a process in the compute driver's list."""
         return self.root / "sys/class/kfd/kfd/proc" / str(pid)
+
+    def remove_ended_processes(self) -> None:
+        """Remove processes that have ended from the compute driver's list, as the driver does by itself."""
+        for entry in (self.root / "sys/class/kfd/kfd/proc").iterdir():
+            if not Path("/proc", entry.name).exists():
+                shutil.rmtree(entry)
 
     @contextmanager
     def hold(self, part: Part, *, computes: bool = True, node: Path | None = None) -> Iterator[int]:
@@ -146,6 +159,16 @@ class AmdMachine:
         counts = dict(line.split(": ") for line in file.read_text().splitlines())
         counts[kind] = str(int(counts[kind]) + errors)
         write(file, "".join(f"{name}: {count}\n" for name, count in counts.items()))
+
+    def add_record(self, part: Part, severity: int, *, section_flags: int = 0, keep: int | None = None) -> None:
+        """Append a hardware error record to the driver's ring; of one that was overwritten, only the last ``keep`` bytes."""
+        length = 128 + 72
+        header = struct.pack("<4sHIHIII", b"CPER", 0x100, 0xFFFFFFFF, 1, severity, 3, length).ljust(128, b"\0")
+        record = header + struct.pack("<12xI56x", section_flags)
+        ring = self.root / "sys/kernel/debug/dri" / part.card.name.removeprefix("card") / "amdgpu_ring_cper"
+        ring.parent.mkdir(parents=True, exist_ok=True)
+        before = ring.read_bytes() if ring.exists() else bytes(12)
+        ring.write_bytes(before + (record if keep is None else record[-keep:]))
 
     def lose(self, part: Part) -> None:
         """Let the GPU fall off the bus."""

@@ -118,6 +118,23 @@ def test_device_without_a_driver_of_its_own_has_the_version_of_the_nodes_driver(
     assert first.driver_version == "580.95.05"
 
 
+def test_device_that_did_not_change_keeps_its_message_until_the_drivers_version_changes() -> None:
+    made: list[str] = []
+
+    def make(each: DeviceView, driver_version: str) -> pb.SnapshotDevice:
+        made.append(f"{each.device.id} {each.record.version} {driver_version}")
+        return messages.snapshot_device_message(each, driver_version)
+
+    devices = messages.DeviceMessages(make)
+    one, other = (DeviceView(device(number), replace(CLEAN, device=f"GPU-a{number}", version=1)) for number in (0, 1))
+    first = view(devices=(one, other), driver_version="1")
+    second = replace(first, devices=(one, replace(other, advertised=False)))
+    for each in (first, first, second, replace(second, driver_version="2")):
+        found = messages.snapshot_message(each, devices)
+        assert found.devices == messages.snapshot_message(each).devices
+    assert made == ["GPU-a0 1 1", "GPU-a1 1 1", "GPU-a1 1 1", "GPU-a0 1 2", "GPU-a1 1 2"]
+
+
 def test_numa_node_zero_differs_from_an_unknown_numa_node() -> None:
     (zero,) = messages.snapshot_message(view()).devices
     (unknown,) = messages.snapshot_message(view(of=replace(device(0), numa_node=None))).devices

@@ -1,4 +1,4 @@
-"""kill -9, two hundred times and more, of every process that may die, under pods that come and go.
+"""kill -9, a hundred times and more, of every process that may die, under pods that come and go.
 
 The tenants are witnesses: each first reads its device, then writes its own text and watches it. Their reports, the
 kubelet's events and the ledger must agree (:mod:`tests.chaos.verdict`).
@@ -21,7 +21,7 @@ from tests.chaos import verdict
 from tests.chaos.staging import SOON, chaos_stage
 from tests.chaos.storm import STORM_LIMIT, Hand, Supervisor, Workload
 
-KILLS = 205
+KILLS = 105
 LANES = 4
 
 
@@ -31,8 +31,8 @@ def seed() -> int:
     return int(os.environ.get("CHAOS_SEED") or random.SystemRandom().randrange(10**9))
 
 
-@pytest.mark.timeout(900)  # recovery from each of two hundred kills takes seconds on a busy machine
-async def test_two_hundred_sigkills_leave_no_dirty_grant_no_damaged_tenant_and_no_gap_in_the_ledger(
+@pytest.mark.timeout(900)  # recovery from each of a hundred kills takes seconds on a busy machine
+async def test_a_hundred_sigkills_leave_no_dirty_grant_no_damaged_tenant_and_no_gap_in_the_ledger(
     tmp_path: Path, seed: int
 ) -> None:
     print(f"CHAOS_SEED={seed}")
@@ -82,4 +82,4 @@ async def test_two_hundred_sigkills_leave_no_dirty_grant_no_damaged_tenant_and_n
     assert set(service.deaths) | set(plugin.deaths) == {-9}, "nothing but a kill ends a daemon"
     assert ends == [0, 0]
     assert workload.started > 2 * LANES
-    assert hand.kills.total() >= 200
+    assert hand.kills.total() >= 100

@@ -30,7 +30,7 @@ APPLICATION = (31,)
 CLASSES = (13, 43, 45, 48, 61, 79, 95, 999)
 """One of each class: application, ignored, context, reset twice, service, reboot, and one that is in no table."""
 RATE = 1000
-XIDS = 4000
+XIDS = 2000
 MINUTE = 60.0
 MOST_CODES = 32
 """Codes of one device that the service reports within a minute."""

@@ -1,11 +1,13 @@
 """``scrubber certificate``: list, show, and verify the node's signature, including hostile files."""
 
+import asyncio
 import base64
 import json
 import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import chdir
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from scrubber.domain.errors import InvalidRequest, LedgerFailure
 from scrubber.domain.evidence import Attestation, Certificate
 from scrubber.domain.evidence import PathKind as ScrubPath
 from scrubber.domain.statement import UNSIGNED_FIELDS, statement
+from tests import forkserver
 from tests.cli.stage import Ended, Service, environment, run, serving
 from tests.cli.terminal import WIDTHS, agrees_with, at_terminal
 from tests.domain.test_statement import NAMES_IN_STATEMENTS
@@ -108,18 +111,20 @@ async def service(short_tmp: Path) -> AsyncIterator[Certifying]:
         yield servicer
 
 
-def offline(*words: str, stdin: bytes = b"", cwd: Path | None = None) -> Ended:
+async def offline(*words: str, stdin: bytes = b"", cwd: Path | None = None) -> Ended:
     """Run the command without a service: its socket directory does not exist."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "scrubber.cli.main", "certificate", *words],
-        input=stdin,
-        capture_output=True,
-        env=environment(Path("/nonexistent")),
-        cwd=cwd,
-        check=False,
-    )
-    assert b"Traceback" not in ended.stderr
-    return Ended(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+    with chdir(cwd or Path.cwd()):
+        process = await forkserver.start(
+            *("scrubber.cli.main", "certificate", *words),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(Path("/nonexistent")),
+        )
+    out, err = await process.communicate(stdin)
+    assert b"Traceback" not in err
+    assert process.returncode is not None
+    return Ended(process.returncode, out.decode(), err.decode())
 
 
 @pytest.fixture
@@ -323,7 +328,7 @@ class TestCertificateExport:
     ) -> None:
         exported = await run(short_tmp, "certificate", "export", SLOW.id)
         assert (exported.code, exported.out, exported.err) == (0, envelope(), "")
-        assert offline("verify", "-", "--key", pem, stdin=exported.out.encode()).code == 0
+        assert (await offline("verify", "-", "--key", pem, stdin=exported.out.encode())).code == 0
 
     async def test_export_accepts_a_device_in_place_of_its_certificate(
         self, service: Certifying, short_tmp: Path
@@ -350,8 +355,8 @@ class TestCertificateKey:
 
 
 class TestCertificateVerify:
-    def test_valid_verdict_shows_the_certified_facts(self, pem: str) -> None:
-        ended = offline("verify", "-", "--key", pem, stdin=envelope().encode())
+    async def test_valid_verdict_shows_the_certified_facts(self, pem: str) -> None:
+        ended = await offline("verify", "-", "--key", pem, stdin=envelope().encode())
         assert (ended.code, ended.err) == (0, "")
         shown = [line.split(maxsplit=1) for line in ended.out.splitlines()]
         assert shown[:2] == [["verdict", "valid"], ["key", KEY.key_id]]
@@ -362,8 +367,8 @@ class TestCertificateVerify:
         gaps = [rest.split(maxsplit=1) for word, rest in shown if word == "not"]
         assert gaps == [["covered", each] for each in SLOW.not_covered]
 
-    def test_json_has_the_verdict_and_the_signed_statement(self, pem: str) -> None:
-        document = offline("verify", "-", "--key", pem, "-o", "json", stdin=envelope().encode()).json
+    async def test_json_has_the_verdict_and_the_signed_statement(self, pem: str) -> None:
+        document = (await offline("verify", "-", "--key", pem, "-o", "json", stdin=envelope().encode())).json
         assert document == {
             "apiVersion": "cli.scrubber.dev/v1",
             "kind": "CertificateVerdict",
@@ -374,11 +379,11 @@ class TestCertificateVerify:
             "certificate": claim_json(SLOW),
         }
 
-    def test_certificate_is_read_from_a_file_even_if_named_dash(self, tmp_path: Path, pem: str) -> None:
+    async def test_certificate_is_read_from_a_file_even_if_named_dash(self, tmp_path: Path, pem: str) -> None:
         (tmp_path / "c.json").write_text(envelope())
         (tmp_path / "-").write_text(envelope())
-        assert offline("verify", str(tmp_path / "c.json"), "--key", pem).code == 0
-        assert offline("verify", "./-", "--key", pem, cwd=tmp_path).code == 0
+        assert (await offline("verify", str(tmp_path / "c.json"), "--key", pem)).code == 0
+        assert (await offline("verify", "./-", "--key", pem, cwd=tmp_path)).code == 0
 
     @pytest.mark.parametrize(
         ("written", "message"),
@@ -400,19 +405,19 @@ class TestCertificateVerify:
         ],
         ids=["another key", "another kind", "unsigned", "changed", "hostile key id"],
     )
-    def test_invalid_certificate_exits_with_one_and_shows_none_of_its_content(
+    async def test_invalid_certificate_exits_with_one_and_shows_none_of_its_content(
         self, pem: str, written: str, message: str
     ) -> None:
-        ended = offline("verify", "-", "--key", pem, stdin=written.encode())
+        ended = await offline("verify", "-", "--key", pem, stdin=written.encode())
         assert (ended.code, ended.err) == (1, "")
         assert ended.out.startswith("verdict  invalid\nreason   ")
         assert message in ended.out
         assert "SIM-GPU-aa" not in ended.out
         assert "\x1b" not in ended.out
-        in_json = offline("verify", "-", "--key", pem, "-o", "json", stdin=written.encode())
+        in_json = await offline("verify", "-", "--key", pem, "-o", "json", stdin=written.encode())
         assert (in_json.code, in_json.json["valid"], in_json.json["certificate"]) == (1, False, None)
         assert message in in_json.json["reason"]
-        assert offline("verify", "-", "--key", pem, "-o", "name", stdin=written.encode()).out == ""
+        assert (await offline("verify", "-", "--key", pem, "-o", "name", stdin=written.encode())).out == ""
 
     @pytest.mark.parametrize(
         ("written", "message"),
@@ -427,23 +432,23 @@ class TestCertificateVerify:
         ],
         ids=["nothing", "bytes", "deep", "huge", "garbage base64", "a key twice", "a key's file"],
     )
-    def test_unreadable_input_exits_with_two(self, pem: str, written: bytes, message: str) -> None:
-        ended = offline("verify", "-", "--key", pem, stdin=written)
+    async def test_unreadable_input_exits_with_two(self, pem: str, written: bytes, message: str) -> None:
+        ended = await offline("verify", "-", "--key", pem, stdin=written)
         assert (ended.code, ended.out) == (2, "")
         assert message in ended.err
 
     @pytest.mark.parametrize(("name", "message"), [("nowhere", "No such file"), (".", "Is a directory")])
-    def test_file_that_cannot_be_opened_is_named(self, tmp_path: Path, pem: str, name: str, message: str) -> None:
+    async def test_file_that_cannot_be_opened_is_named(self, tmp_path: Path, pem: str, name: str, message: str) -> None:
         for words in (("verify", name, "--key", pem), ("verify", "-", "--key", name)):
-            ended = offline(*words, stdin=envelope().encode(), cwd=tmp_path)
+            ended = await offline(*words, stdin=envelope().encode(), cwd=tmp_path)
             assert (ended.code, ended.out) == (2, "")
             assert f"Cannot read {name}: {message}" in ended.err
 
-    def test_endless_input_is_read_only_up_to_the_size_limit(self, pem: str) -> None:
-        ended = offline("verify", "/dev/zero", "--key", pem)
+    async def test_endless_input_is_read_only_up_to_the_size_limit(self, pem: str) -> None:
+        ended = await offline("verify", "/dev/zero", "--key", pem)
         assert (ended.code, ended.out) == (2, "")
         assert "Cannot read /dev/zero: it is longer than 1048576 bytes" in ended.err
-        assert offline("verify", "-", "--key", "/dev/zero", stdin=envelope().encode()).code == 2
+        assert (await offline("verify", "-", "--key", "/dev/zero", stdin=envelope().encode())).code == 2
 
     @pytest.mark.parametrize(
         ("content", "message"),
@@ -453,9 +458,9 @@ class TestCertificateVerify:
             (b"-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n", "This is a private key"),
         ],
     )
-    def test_invalid_key_file_exits_with_two(self, tmp_path: Path, content: bytes, message: str) -> None:
+    async def test_invalid_key_file_exits_with_two(self, tmp_path: Path, content: bytes, message: str) -> None:
         (tmp_path / "key").write_bytes(content)
-        ended = offline("verify", "-", "--key", str(tmp_path / "key"), stdin=envelope().encode())
+        ended = await offline("verify", "-", "--key", str(tmp_path / "key"), stdin=envelope().encode())
         assert (ended.code, ended.out) == (2, "")
         assert message in ended.err
 
@@ -480,8 +485,8 @@ class TestCertificateVerify:
         (tmp_path / "c.json").write_text(envelope(key=EphemeralKey()))
         assert (await run(short_tmp, "certificate", "verify", str(tmp_path / "c.json"))).code == 1
 
-    def test_verification_without_a_key_and_a_service_gives_no_verdict(self) -> None:
-        ended = offline("verify", "-", stdin=envelope().encode())
+    async def test_verification_without_a_key_and_a_service_gives_no_verdict(self) -> None:
+        ended = await offline("verify", "-", stdin=envelope().encode())
         assert (ended.code, ended.out) == (1, "")
         assert "The scrub service is not reachable" in ended.err
         assert ended.err.endswith(" without the service, pass the public key of its node with --key.\n")
@@ -502,8 +507,8 @@ class TestCertificateVerify:
 
 class TestCertificateErrors:
     @pytest.mark.parametrize("words", [("list",), ("show", "c"), ("export", "c"), ("key",)], ids=" ".join)
-    def test_unavailable_service_is_reported(self, words: tuple[str, ...]) -> None:
-        ended = offline(*words)
+    async def test_unavailable_service_is_reported(self, words: tuple[str, ...]) -> None:
+        ended = await offline(*words)
         assert (ended.code, ended.out) == (1, "")
         assert ended.err.startswith("Error: The scrub service is not reachable:")
 

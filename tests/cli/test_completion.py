@@ -15,6 +15,7 @@ import pytest
 
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import PermissionDenied
+from tests import forkserver
 from tests.cli.stage import Service, serving
 from tests.cli.terminal import Terminal, terminal
 
@@ -214,8 +215,8 @@ async def fish(directory: Path, begun: str) -> list[str]:
 
 async def answers(directory: Path, *words: str, **environment: str) -> list[list[str]]:
     """Return the fields of each line of the answer to a shell."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "scrubber.cli.main", *words),
+    process = await forkserver.start(
+        *("scrubber.cli.main", *words),
         env={**os.environ, **surroundings(directory), "_SCRUBBER_COMPLETE": "complete_zsh", **environment},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

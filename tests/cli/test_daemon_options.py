@@ -11,7 +11,7 @@ import pytest
 
 import plugin.main
 from plugin.main import PluginSettings
-from scrubber.backends import BACKENDS, Backend
+from scrubber.backends import BACKENDS, Backend, choose_backend
 from scrubber.cli.main import main
 from scrubber.config.policy_file import load_policy
 from scrubber.config.settings import (
@@ -168,6 +168,46 @@ def test_every_environment_variable_reaches_the_settings(
     expected = everything(tmp_path)
     assert exit_code("serve") == 7
     assert received == [expected]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--backend", "nvidia,command"], ["--backend", "nvidia", "--backend", "command"]],
+    ids=["list", "repeated"],
+)
+def test_several_backends_become_one_with_the_settings_and_locks_of_all(
+    received: list[ServiceSettings], tmp_path: Path, words: list[str]
+) -> None:
+    config = tmp_path / "command.yaml"
+    config.write_text("program: /opt/tool\n")
+    assert exit_code("serve", *words, "--config", str(config), "--state-dir", str(tmp_path)) == 7
+    (settings,) = received
+    chosen = settings.backend
+    assert isinstance(chosen, Backend)
+    assert (chosen.name, chosen.simulated) == ("nvidia,command", False)
+    assert chosen.lock_directories(settings) == (tmp_path / "locks",)
+    assert list(chosen.member_tables()) == ["nvidia", "command"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--backend", "nvidia,tpu"], '"tpu" is not a backend; --backend has: sim, nvidia, amd, command.'),
+        (["--backend", "nvidia", "--backend", "nvidia"], "--backend names nvidia twice"),
+        (["--backend", "nvidia,command"], "pass it with --config FILE"),
+    ],
+)
+def test_backends_that_cannot_be_combined_are_refused_with_a_message(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("serve", *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_setting_of_a_policy_is_unsupported_only_where_no_backend_may_have_it() -> None:
+    unknown = {"no_such_setting": "1"}
+    assert choose_backend(["nvidia", "amd"]).unsupported_settings(unknown)
+    assert not choose_backend(["nvidia", "command"]).unsupported_settings(unknown)
 
 
 def test_option_takes_precedence_over_its_environment_variable(

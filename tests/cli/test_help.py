@@ -49,6 +49,7 @@ COMMANDS = {
     ("policy", "show"),
     ("policy", "explain"),
     ("policy", "xids"),
+    ("backend", "check"),
     ("sim", "create"),
     ("sim", "split"),
     ("sim", "merge"),
@@ -173,6 +174,9 @@ FLAGS = {
         ),
         *("--output", "--no-headers"),
     },
+    ("backend", "check"): {
+        *("--config", "--erase", "--timeout", "--state-dir", "--yes", "--no-input", "--output", "--no-headers"),
+    },
     ("version",): {"--service", "--socket-dir", "--output"},
     ("completion",): set(),
     ("baseline", "show"): {"--socket-dir", "--output", "--no-headers"},
@@ -265,7 +269,7 @@ def test_commands_whose_tables_have_titles_can_omit_them() -> None:
         *(("devices",), ("device",), ("history",), ("doctor",), ("certificate", "list")),
         *(("scrub",), ("reset",), ("quarantine",), ("unquarantine",), ("break-glass",)),
         *(("baseline", "show"), ("baseline", "accept"), ("policy", "check"), ("policy", "xids")),
-        *(("sim", "create"), ("sim", "split"), ("sim", "merge"), ("yield",), ("resume",)),
+        *(("sim", "create"), ("sim", "split"), ("sim", "merge"), ("yield",), ("resume",), ("backend", "check")),
     }, "add a new command with NoHeadersOption to this list"
 
 
@@ -281,6 +285,7 @@ SETTINGS = {
 SETTINGS_OF: dict[tuple[str, ...], set[str]] = {
     ("policy", "explain"): {"--node-name"},
     ("run",): {"--cgroup-root"},
+    ("backend", "check"): {"--config"},
     **{("sim", each): {"--dir"} for each in ("create", "split", "merge", "fault", "clear", "reboot")},
 }
 """Options that are a setting in one command only."""

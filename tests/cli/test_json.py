@@ -16,11 +16,13 @@ from google.protobuf.message import Message
 
 from scrubber.adapters.signing.ed25519 import EphemeralKey
 from scrubber.adapters.signing.envelope import write_envelope
+from scrubber.adapters.sim import shape
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.api.status import status_from_error
 from scrubber.cli.render import json_objects
 from scrubber.domain.errors import DeviceBusy
 from scrubber.domain.statement import statement
+from tests.adapters.command_rig import SAMPLE
 from tests.cli.audit_stage import grow, reading
 from tests.cli.stage import Service, run, serving
 from tests.cli.test_certificate import SLOW, signed
@@ -51,6 +53,7 @@ WRITTEN_BY: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("doctor", "--node-root", "{dir}"),
         ("doctor", "--node-root", "{dir}/operator", "--socket-dir", "{dir}/nothing"),
     ),
+    "BackendCheck": (("backend", "check", "--config", "{dir}/command.yaml"),),
     "PolicyCheck": (("policy", "check", "default"),),
     "Policy": (("policy", "show", "{dir}/policy.yaml"),),
     "PolicyExplanation": (
@@ -148,6 +151,8 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "policy.yaml").write_text(
         "name: mine\nsettings: {power_limit_watts: 300}\nerrors: {reset: [7]}\nxids: {reset: [94]}\noverrides:\n- name: small\n  models: [NVIDIA L4]\n  sharing: never\n"
     )
+    shape.create(tmp_path / "managed", devices=1, memory=shape.MIB, node_name="node-1")
+    (tmp_path / "command.yaml").write_text(f"program: {SAMPLE}\nenvironment: {{SIMULATED_NODE: {tmp_path}/managed}}\n")
     # A node of the GPU Operator in a namespace of its own, of an unknown version, with NVSentinel.
     for pod in ("gpus_nvidia-operator-validator-x_uid-1", "nvsentinel_platform-connectors-x_uid-2"):
         (tmp_path / "operator/var/log/pods" / pod).mkdir(parents=True)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from scrubber.api.sockets import Sockets
 from scrubber.domain.agent_pause import PauseOffer, PauseWay
 from scrubber.domain.errors import DeviceBusy, DriverTimeout, InvalidRequest
 from scrubber.domain.reset_plan import ResetPlan
+from tests import forkserver
 from tests.api.service import FakeNode
 from tests.cli.acting_stage import NEVER as FOREVER
 from tests.cli.acting_stage import Node, begun, device, passed, result, served
@@ -51,8 +51,8 @@ async def node(short_tmp: Path) -> AsyncIterator[FakeNode]:
 
 async def run(sockets: Path, *words: str) -> tuple[int | None, str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SCRUBBER_")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "scrubber.cli.main", "reset-plan", *words, "--socket-dir", str(sockets)),
+    process = await forkserver.start(
+        *("scrubber.cli.main", "reset-plan", *words, "--socket-dir", str(sockets)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environment,

@@ -76,7 +76,7 @@ def test_policy_has_more_than_fifty_settings_including_the_central_ones() -> Non
 @pytest.mark.parametrize("rule", [Policy, PolicyOverride, *{type(each.default) for each in declarations(Policy).values() if each.type is ValueType.SECTION}])  # fmt: skip
 def test_every_field_of_a_policy_rule_is_declared_as_a_setting(rule: type) -> None:
     others = (
-        {"digest", "unlisted_error", "error_notes", "signals"}
+        {"digest", "unlisted_error", "error_notes", "signals", "by_backend"}
         if rule is Policy
         else {"policy"}
         if rule is PolicyOverride

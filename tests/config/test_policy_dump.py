@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.config.bundled import bundled_policies, find_policy
@@ -46,7 +46,6 @@ def floors_in_order(policy: Policy) -> list[list[str]]:
 # -- round trip --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
 @given(FILES)
 def test_dumped_policy_reads_back_as_the_same_policy(file: dict[str, Any]) -> None:
     policy = read(file)
@@ -55,7 +54,6 @@ def test_dumped_policy_reads_back_as_the_same_policy(file: dict[str, Any]) -> No
         assert read(dump_policy(policy, table)) == policy
 
 
-@settings(deadline=None)
 @given(FLOORS, FLOORS)
 def test_order_of_an_overrides_minimum_rates_survives_a_dump(
     of_node: dict[str, Any], of_override: dict[str, Any]
@@ -67,7 +65,6 @@ def test_order_of_an_overrides_minimum_rates_survives_a_dump(
     assert floors_in_order(again) == floors_in_order(policy)
 
 
-@settings(max_examples=50, deadline=None)
 @given(FILES)
 def test_dump_of_a_dumped_policy_is_the_same(file: dict[str, Any]) -> None:
     once = dump_policy(read(file), TABLE)

@@ -21,12 +21,13 @@ from scrubber.ports.record import LedgerChange
 from tests.chaos.children import children_of
 from tests.dashboards.calm import job
 from tests.dashboards.running import Prometheus
-from tests.dashboards.stage import CLEARING, FULL_DISKS, HELD_UP, SOON, Node
+from tests.dashboards.service import HELD_UP
+from tests.dashboards.stage import CLEARING, FULL_DISKS, SOON, Node
 from tests.integration.acting import running, seen_to_run, writer
 
 __all__ = ["Acts"]
 
-_LONGEST = 90.0
+_LONGEST = 240.0
 """Seconds after which the wait for an alert ends; the test of the alert then fails."""
 
 _STORM = """
@@ -167,7 +168,8 @@ class Acts:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.fires(node, "ScrubberBreakerOpen"))
             group.create_task(self._fast_path_falls(node))
-        await self._policy_goes_wrong(node)
+            group.create_task(self._policy_is_rejected(node))
+        await self._policy_observes(node)
 
     async def _residue_appears(self, node: Node) -> None:
         """Write to an unassigned device: its certificate is no longer true."""
@@ -203,11 +205,11 @@ class Acts:
         """Let starts find clean devices for a while; then make clearing so slow that each next one has to wait."""
         for number in range(2):
             await running(node, writer(f"keeper-{number}", "team-b"))
-        for number in range(15):
+        for number in range(5):
             await job(node, f"early-{number}", "team-b")
             await node.at_rest()
         for index in range(1, 6):
-            control.add_faults(node.sim_dir, str(index), slow_clear=0.5)
+            control.add_faults(node.sim_dir, str(index), slow_clear=2.0)
 
         async def lane(lane: int) -> None:
             for number in count():
@@ -221,10 +223,15 @@ class Acts:
                 each.cancel()
             await asyncio.gather(*busy, return_exceptions=True)
 
-    async def _policy_goes_wrong(self, node: Node) -> None:
+    async def _policy_is_rejected(self, node: Node) -> None:
+        """Let the service find a policy that is not valid; the one before stays in force."""
         good = node.policy.read_text()
         node.follow(good + "sharing: sometime\n")
         await self.fires(node, "ScrubberPolicyRejected")
+        node.follow(good)
+
+    async def _policy_observes(self, node: Node) -> None:
+        good = node.policy.read_text()
         node.follow(good + "enforcement: observe\n")
         await self.fires(node, "ScrubberObserveOnly")
         node.follow(good)
@@ -290,9 +297,9 @@ class Acts:
         await self._away(node, "ScrubberNodeDown", node.service, node.plugin)
 
     async def _is_yielded(self, node: Node) -> None:
-        await node.order("yield", "--reason", "driver upgrade")
+        await node.order("yield", "--timeout", f"{SOON:g}s", "--reason", "driver upgrade")
         await self.fires(node, "ScrubberNodeYielded")
-        await node.order("resume", "--reason", "done")
+        await node.order("resume", "--timeout", f"{SOON:g}s", "--reason", "done")
         await node.read_client.close()
         await node.wait_until_clean(SOON)
         await self.ends(node, "ScrubberNodeYielded")

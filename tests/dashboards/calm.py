@@ -17,11 +17,11 @@ _PAUSE: Final = 12.0
 """Seconds between two restarts."""
 
 
-async def job(node: Node, name: str, namespace: str, *options: str) -> None:
-    """Run a pod once there is room: it fills its device, stays for a moment, ends, and is deleted."""
+async def job(node: Node, name: str, namespace: str, *, seconds: float = 0.3) -> None:
+    """Run a pod once there is room: it fills its device, stays for ``seconds``, ends, and is deleted."""
     await node.kubelet.wait_until(lambda kubelet: kubelet.running and kubelet.schedulable(RESOURCE) > 0, SOON)
     pod = await node.kubelet.run(
-        gpu_pod_spec(name, namespace, tenant_argv("--write", namespace, "--hold", "0.3", *options))
+        gpu_pod_spec(name, namespace, tenant_argv("--write", namespace, "--hold", str(seconds)))
     )
     if pod.admitted:
         await pod.wait(lambda status: status.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED), SOON)
@@ -41,7 +41,7 @@ async def _lane(node: Node, lane: int, enough: asyncio.Event) -> None:
     for number in count():
         if enough.is_set():
             return
-        await job(node, f"train-{lane}-{number}", f"team-{lane}")
+        await job(node, f"train-{lane}-{number}", f"team-{lane}", seconds=2.0)
         await node.wait_until_clean(SOON)
 
 

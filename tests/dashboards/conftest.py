@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from scrubber.emulator import playground
+from tests import forkserver
 from tests.dashboards.scenario import FinishedScenario, run_scenario
 
 
@@ -17,6 +19,7 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedScena
     Its logs stay in pytest's directory for the analysis of failures.
     """
     running = run_scenario(tmp_path_factory.mktemp("story") / "records")
-    with asyncio.Runner() as runner:
+    with pytest.MonkeyPatch.context() as patched, asyncio.Runner() as runner:
+        patched.setattr(playground, "start_module", forkserver.start)
         yield runner.run(running.__aenter__())
         runner.run(running.__aexit__(None, None, None))

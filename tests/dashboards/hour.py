@@ -24,10 +24,9 @@ from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.logging import make_logger
 from scrubber.observability.metrics.status import DeviceStatus, ServiceStatus
 from scrubber.ports.record import AuditHead, Event, Journal
-from tests.simulation.cluster import DEFAULT, SimulatedCluster
+from tests.simulation.cluster import DEFAULT, LEISURELY, SimulatedCluster
 from tests.simulation.kubelet import Tenant
 from tests.simulation.life import Life
-from tests.simulation.service import Pace
 
 __all__ = ["SCRAPE", "Recorded", "an_hour"]
 
@@ -118,7 +117,7 @@ class _Metered(SimulatedCluster):
 
 async def an_hour(seed: int) -> Recorded:
     """Run an hour in virtual time (:func:`tests.simulation.timeline.in_virtual_time`)."""
-    cluster = _Metered(_DEVICES, DEFAULT, pace=Pace(watch=2.0, health=5.0))
+    cluster = _Metered(_DEVICES, DEFAULT, pace=LEISURELY)
     try:
         await cluster.start_service()
         await cluster.until(cluster.settled)

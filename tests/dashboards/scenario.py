@@ -173,7 +173,7 @@ async def run_scenario(
         login["SCRUBBER_NVSENTINEL_SOCKET"] = str(short / "nvsentinel.sock")
         calm = Node("calm", quick("calm"), records, devices=4, memory="4MiB")
         ill = Node("ill", quick("ill"), records, devices=8, memory="1MiB", environment=login)
-        strict = Node("strict", quick("strict", resets=1), records, devices=6, memory="1MiB")
+        strict = Node("strict", quick("strict", floor="90s", resets=1), records, devices=6, memory="1MiB")
         slow = Node("slow", quick("slow", floor="90s"), records, devices=5, memory="1MiB")
         cut = Node("cut", quick("cut"), records, devices=2, memory="1MiB", directory=short / "cut")
         fleet = (calm, ill, strict, slow, cut)

@@ -40,13 +40,13 @@ USED: Final = {
 }
 
 
-def table_query(board: str, *, job: str, instance: str) -> str:
+def table_query(board: str, *, job: str, instance: str, cluster: str = ".*") -> str:
     """Return the table's query, as Grafana would send it."""
     document = json.loads((DASHBOARDS / f"{board}.json").read_text())
     (panel,) = (each for each in document["panels"] if each["title"] == "Alerts")
     (target,) = panel["targets"]
     expr: str = target["expr"]
-    return expr.replace("$job", job).replace("$instance", instance)
+    return expr.replace("$cluster", cluster).replace("$job", job).replace("$instance", instance)
 
 
 def promtool_result(series: dict[str, str], query: str, rows: list[tuple[str, float]], into: Path) -> str:
@@ -116,3 +116,21 @@ def test_alert_table_omits_alerts_of_nodes_that_are_not_selected(tmp_path: Path)
 def test_alert_table_omits_pending_alerts(tmp_path: Path) -> None:
     soon = {'up{job="scrubber",instance="a"}': "1x56 0x4", 'up{job="scrubber-plugin",instance="a"}': "1x60"}
     assert promtool_result(soon, table_query("node", job=".+", instance="a"), [], tmp_path) == ""
+
+
+def in_clusters(*names: str) -> dict[str, str]:
+    """Return the scrapes of clusters in which a node ``a`` has lost its service."""
+    return {series[:-1] + f',cluster="{name}"}}': values for name in names for series, values in AWAY.items()}
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize(("cluster", "shown"), [(".*", ["east", "west"]), ("west", ["west"])])
+def test_alert_table_shows_a_node_of_each_selected_cluster_that_has_its_name(
+    cluster: str, shown: list[str], tmp_path: Path
+) -> None:
+    rows = [
+        (f'{{alertname="ScrubberServiceDown",severity="critical",cluster="{name}",instance="a"}}', 29.0 * 60 - 600)
+        for name in shown
+    ]
+    query = table_query("fleet", job=".+", instance=".+", cluster=cluster)
+    assert promtool_result(in_clusters("east", "west"), query, rows, tmp_path) == ""

@@ -65,17 +65,13 @@ def test_no_alert_fires_in_an_hour_of_pod_churn_and_daemon_restarts(hour: Record
 
 
 @only_with(POSSIBLE)
-def test_device_that_needs_an_operator_fires_its_alert_in_a_calm_hour(hour: Recorded, tmp_path: Path) -> None:
-    ill = (
-        'scrubber_quarantine_start_timestamp_seconds{job="scrubber",instance="node-1",device="gpu-ill",'
+def test_condemned_device_and_one_that_needs_an_operator_fire_their_alerts_in_a_calm_hour(
+    hour: Recorded, tmp_path: Path
+) -> None:
+    waits = (
+        'scrubber_quarantine_start_timestamp_seconds{job="scrubber",instance="node-1",device="gpu-waits",'
         'cause_class="row-remap-failure",recovery_method="operator"}'
     )
-    with_one = replace(hour, series={**hour.series, ill: [0.0] * hour.scrapes})
-    assert fired(with_one, tmp_path, ["ScrubberDeviceNeedsOperator"]) == ""
-
-
-@only_with(POSSIBLE)
-def test_condemned_device_fires_its_alert_in_a_calm_hour(hour: Recorded, tmp_path: Path) -> None:
     ill = 'scrubber_device_state{job="scrubber",instance="node-1",device="gpu-ill",hygiene="dirty",health="condemned"}'
-    with_one = replace(hour, series={**hour.series, ill: [1.0] * hour.scrapes})
-    assert fired(with_one, tmp_path, ["ScrubberDeviceCondemned"]) == ""
+    with_both = replace(hour, series={**hour.series, waits: [0.0] * hour.scrapes, ill: [1.0] * hour.scrapes})
+    assert fired(with_both, tmp_path, ["ScrubberDeviceCondemned", "ScrubberDeviceNeedsOperator"]) == ""

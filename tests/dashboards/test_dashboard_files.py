@@ -14,6 +14,8 @@ import promql_parser as promql
 import pytest
 import yaml
 
+from dashboards.__main__ import main
+from dashboards.annotations import ANNOTATIONS
 from dashboards.boards import BOARDS
 from dashboards.dashboard import DashboardName, to_json
 from dashboards.value_mappings import ADVERTISEMENT, HEALTH, HYGIENE, STATE_COLOURS, STATES, STEP_COLOURS, Colour
@@ -30,7 +32,7 @@ _OURS: Final = re.compile(r"(?:[a-z_]+:)?scrubber_[a-z0-9_]+(?::[a-z0-9_]+)?")
 _OF_A_HISTOGRAM: Final = re.compile(r"_(?:bucket|count|sum)$")
 _GRAFANAS: Final = frozenset({"__interval", "__interval_ms", "__rate_interval", "__range"})
 """Variables that Grafana defines itself."""
-_OUR_VARIABLES: Final = frozenset({"datasource", "job", "instance", "device"})
+_OUR_VARIABLES: Final = frozenset({"datasource", "cluster", "job", "instance", "device", "runbooks"})
 
 Json = dict[str, Any]
 
@@ -162,7 +164,7 @@ def _kept(text: str) -> set[str]:
     kept = set(re.findall(r'label_join\(.*?"(\w+)", " / "', text))
 
     def outermost(node: promql.Expr) -> bool:
-        if isinstance(node, promql.AggregateExpr):
+        if isinstance(node, promql.AggregateExpr) and str(node.op) not in {"topk", "bottomk"}:
             if node.modifier is not None:
                 kept.update(node.modifier.labels)
             return False
@@ -268,11 +270,38 @@ def test_each_dashboard_links_to_the_others_with_variables_and_time_range(board:
 def test_dashboard_link_leads_to_an_existing_dashboard_and_its_variables(board: Json) -> None:
     for url in _links(board):
         split = urlsplit(url)
+        if url.startswith("${runbooks}/"):
+            continue
         target = next(each for each in DashboardName if split.path == f"/d/{each.uid}")
         variables = {each["name"] for each in _committed(target)["templating"]["list"]}
         passed = {name.removeprefix("var-") for name, _ in parse_qsl(split.query) if name.startswith("var-")}
         passed |= set(re.findall(r"\${(\w+):queryparam}", split.query))
         assert passed <= variables, url
+
+
+def test_row_of_the_alerts_links_to_the_runbook_the_node_and_the_device() -> None:
+    for which in (DashboardName.FLEET, DashboardName.NODE):
+        (table,) = (each for each in _tables(_committed(which)) if each["title"] == "Alerts")
+        links = {title: _properties(table, title)["links"][0]["url"] for title in ("Alert", "Node", "Device")}
+        assert links["Alert"] == "${runbooks}/${__data.fields.Alert}.md"
+        assert "var-cluster=${__data.fields.Cluster}&var-instance=${__data.fields.Node}&" in links["Node"]
+        assert "&var-device=${__data.fields.Device}&" in links["Device"]
+
+
+def test_address_of_the_runbooks_is_configurable(tmp_path: Path) -> None:
+    assert main(["--runbooks", "https://pages.example/runbooks/", "--out", str(tmp_path)]) == 0
+    board = json.loads((tmp_path / "fleet.json").read_text())
+    (variable,) = (each for each in board["templating"]["list"] if each["name"] == "runbooks")
+    assert variable["query"] == "https://pages.example/runbooks"
+
+
+@pytest.mark.parametrize("arguments", [["--runbooks", "https://pages.example"], ["--cluster-label", "site"]])
+def test_dashboards_in_the_tree_are_never_written_with_other_addresses_or_labels(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "need --out" in capsys.readouterr().err
 
 
 def test_dashboard_link_uses_existing_columns_of_its_table(board: Json) -> None:
@@ -363,13 +392,26 @@ def _queried_metrics() -> set[str]:
 
 
 def _recorded() -> set[str]:
-    rules = yaml.safe_load((_DIRECTORY / "rules" / "recording.yaml").read_text(encoding="utf-8"))
-    return {rule["record"] for group in rules["groups"] for rule in group["rules"]}
+    files = [yaml.safe_load((_DIRECTORY / "rules" / name).read_text()) for name in ("recording.yaml", "joins.yaml")]
+    return {rule["record"] for rules in files for group in rules["groups"] for rule in group["rules"]}
 
 
 def _declared() -> dict[str, set[str]]:
     """Return the labels of each metric, by its name."""
     return {each.name: set(each.label_names) for each in (*SERVICE_METRICS, *PLUGIN_METRICS)}
+
+
+def test_annotation_selects_by_the_variables_and_names_labels_that_its_query_keeps(board: Json) -> None:
+    annotations = board["annotations"]["list"]
+    assert len({each["name"] for each in annotations}) == len(annotations) == len(ANNOTATIONS)
+    for each in annotations:
+        selectors = [node for node in _nodes(each["expr"]) if isinstance(node, promql.VectorSelector)]
+        assert selectors
+        for selector in selectors:
+            assert str(selector.name) == "" or _OF_A_HISTOGRAM.sub("", str(selector.name)) in _declared()
+            names = {matcher.name for matcher in selector.matchers.matchers}
+            assert names >= {"cluster", "job", "instance"}
+        assert set(re.findall(r"{{(\w+)}}", each["titleFormat"])) <= _kept(each["expr"]), each["name"]
 
 
 def test_every_recorded_series_in_a_dashboard_has_a_recording_rule() -> None:
@@ -393,14 +435,14 @@ def test_query_uses_labels_that_its_metrics_have(board: Json) -> None:
         own = {str(node.name): declared.get(_OF_A_HISTOGRAM.sub("", str(node.name))) for node in selectors}
         for selector in selectors:
             labels = own[str(selector.name)]
-            matched = {each.name for each in selector.matchers.matchers} - {"job", "instance"}
+            matched = {each.name for each in selector.matchers.matchers} - {"cluster", "job", "instance"}
             assert labels is None or matched <= labels, (selector.name, matched)
         if None in own.values():  # a recorded series or an alert: its rule defines the labels
             continue
         for node in nodes:
             if isinstance(node, promql.AggregateExpr) and node.modifier is not None:
                 known = {label for labels in own.values() for label in labels or ()}
-                assert set(node.modifier.labels) <= known | {"job", "instance", "le"}, query
+                assert set(node.modifier.labels) <= known | {"cluster", "job", "instance", "le"}, query
 
 
 def _nodes(text: str) -> list[promql.Expr]:

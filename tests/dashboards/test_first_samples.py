@@ -16,6 +16,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from dashboards.annotations import ANNOTATIONS
 from dashboards.dashboard import DashboardName
 from dashboards.queries import NOT_INITIALIZED_AT_ZERO
 from plugin.metrics import PluginMetrics
@@ -51,6 +52,7 @@ def panel_query(panel: tuple[DashboardName, str], number: int = 0) -> str:
     document = json.loads((ROOT / "dashboards" / f"{board}.json").read_text())
     (found,) = (each for each in document["panels"] if each["title"] == title)
     values = {
+        "cluster": ".*",
         "job": ".+",
         "instance": ".+",
         "device": "GPU-1",
@@ -216,6 +218,64 @@ def test_old_counts_do_not_appear_as_new_after_a_failed_scrape(tmp_path: Path) -
         for bound, count in (("60", 0), ("120", 7), ("+Inf", 7))
     } | {f"up{{{_TARGET}}}": "1x9 0 1x20"}
     assert promtool_result(f"{panel_query(HOW_LONG)} > 0", series, {}, '{path="slow"}', 31, tmp_path) == ""
+
+
+# -- marks of what changed ---------------------------------------------------------------------------------------------
+
+_OTHER_NODE: Final = 'job="scrubber",instance="b"'
+
+MARK_TRIALS: Final[Mapping[str, tuple[str, Series, Mapping[int, float], str]]] = {
+    "a new digest of a policy is marked once, a restart and a new node are not": (
+        "Policies",
+        {
+            f'scrubber_policy_info{{{_TARGET},policy="p",digest="1"}}': "1x20 stale",
+            f'scrubber_policy_info{{{_TARGET},policy="p",digest="2"}}': "_x21 1x9 stale _x4 1x30",
+            f'scrubber_policy_info{{{_OTHER_NODE},policy="p",digest="3"}}': "_x30 1x30",
+        },
+        {21: 1},
+        '{policy="p",digest="2"}',
+    ),
+    "a new driver is marked once": (
+        "Versions and drivers",
+        {
+            f'scrubber_build_info{{{_TARGET},version="1",backend="b",driver="570"}}': "1x20 stale",
+            f'scrubber_build_info{{{_TARGET},version="1",backend="b",driver="580"}}': "_x25 1x30",
+        },
+        {25: 1},
+        '{version="1",driver="580"}',
+    ),
+    "a service that starts again is marked once": (
+        "Service restarts",
+        {f"scrubber_ledger_commit_duration_seconds_count{{{_TARGET}}}": "100+1x20 1+1x30"},
+        {21: 1},
+        "{}",
+    ),
+    "a quarantine by an operator is marked once, and by a fault is not": (
+        "Quarantines by operators",
+        {
+            f'scrubber_quarantine_start_timestamp_seconds{{{_TARGET},device="d",cause_class="operator"}}': "_x10 149x30",
+            f'scrubber_quarantine_start_timestamp_seconds{{{_TARGET},device="e",cause_class="xid"}}': "_x20 299x20",
+        },
+        {10: 1},
+        "{}",
+    ),
+}
+
+
+@only_with(POSSIBLE)
+@pytest.mark.parametrize("trial", MARK_TRIALS)
+def test_change_is_marked_on_the_graphs(trial: str, tmp_path: Path) -> None:
+    name, series, expected, labels = MARK_TRIALS[trial]
+    (query,) = (each.query for each in ANNOTATIONS if each.name == name)
+    values = {
+        "cluster": ".*",
+        "job": ".+",
+        "instance": ".+",
+        "__interval": f"{SCRAPE}s",
+        "__interval_ms": f"{SCRAPE * 1000}",
+    }
+    query = re.sub(r"\$(\w+)", lambda found: values[found[1]], query)
+    assert promtool_result(query, series, expected, labels, 50, tmp_path) == ""
 
 
 # -- the affected metrics ----------------------------------------------------------------------------------------------

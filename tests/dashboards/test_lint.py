@@ -1,6 +1,6 @@
 """The rules of Grafana's own dashboard linter, applied to the committed files. Each exclusion has its reason.
 
-Each rule has its name from there. Two of its rules are for logs, which no dashboard shows. Each rule is also tested on
+Each rule has its name from there, except those without ``-rule``, which are ours. Two of its rules are for logs, which no dashboard shows. Each rule is also tested on
 a dashboard that violates it: a rule that never finds anything would be useless.
 """
 
@@ -32,7 +32,7 @@ _VARIABLES: Final = {
 }
 """Of two names with the same prefix, the longer one comes first."""
 
-_UNITS: Final = frozenset({"none", "short", "percentunit", "s", "bytes", "binBps", "opm", "locale", "hex"})
+_UNITS: Final = frozenset({"none", "short", "percentunit", "celsius", "s", "bytes", "binBps", "opm", "locale", "hex"})
 """Those of Grafana's units that are meaningful here: base units, shares of one, counts, events a minute."""
 
 _PER_SECOND: Final = frozenset({"rate", "irate"})
@@ -110,7 +110,7 @@ def template_datasource(board: Json) -> Iterator[str]:
         yield "there has to be one variable for the data source, named and labelled as everywhere"
 
 
-def _template(name: str) -> Rule:
+def _template(name: str, everything: str = ".+") -> Rule:
     def rule(board: Json) -> Iterator[str]:
         variable = _variable(board, name)
         if variable is None:
@@ -122,7 +122,7 @@ def _template(name: str) -> Rule:
             "datasource": _DATASOURCE,
             "multi": True,
             "includeAll": True,
-            "allValue": ".+",
+            "allValue": everything,
         }
         for key, value in expected.items():
             if variable.get(key) != value:
@@ -248,6 +248,7 @@ def uneditable_dashboard(board: Json) -> Iterator[str]:
 
 RULES: Final[Mapping[str, Rule]] = {
     "template-datasource-rule": template_datasource,
+    "template-cluster": _template("cluster", ".*"),
     "template-job-rule": _template("job"),
     "template-instance-rule": _template("instance"),
     "template-label-promql-rule": template_label_promql,
@@ -258,6 +259,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "panel-no-targets-rule": panel_no_targets,
     "target-promql-rule": target_promql,
     "target-rate-interval-rule": target_rate_interval,
+    "target-cluster": _target_matcher("cluster"),
     "target-job-rule": _target_matcher("job"),
     "target-instance-rule": _target_matcher("instance"),
     "target-counter-agg-rule": target_counter_agg,
@@ -311,6 +313,12 @@ EXCLUSIONS: Final = (
         "happens once: a device that shows one XID 79 had an empty graph, and one stranger's use was drawn as 3.7 a minute. "
         "These panels ask for the counter itself, but only beside what it was before, so that a restart and a scraper that "
         "was away are no events (test_first_samples.py).",
+    ),
+    Exclusion(
+        "target-cluster",
+        frozenset({("fleet", "Alerts"), ("node", "Alerts")}),
+        "That no service or no plugin is scraped in any cluster is of no cluster, and has to be seen whichever one is picked: "
+        "the matcher is the variable or nothing (test_alerts_table.py).",
     ),
     Exclusion(
         "target-job-rule",
@@ -376,10 +384,11 @@ def _in_variable(which: str, **changed: object) -> Callable[[Json], None]:
     return break_it
 
 
-_PICKED: Final = 'job=~"$job", instance=~"$instance"'
+_PICKED: Final = 'cluster=~"$cluster", job=~"$job", instance=~"$instance"'
 
 BROKEN: Final[Mapping[str, tuple[str, Callable[[Json], None]]]] = {
     "a data source of another name": ("template-datasource-rule", _in_variable("datasource", name="prometheus")),
+    "no series without a cluster": ("template-cluster", _in_variable("cluster", allValue=".+")),
     "one job only": ("template-job-rule", _in_variable("job", multi=False)),
     "all instances by another word": ("template-instance-rule", _in_variable("instance", allValue=".*")),
     "a variable that asks nothing": ("template-label-promql-rule", _in_variable("job", query="label_values(up{, job)")),
@@ -398,6 +407,7 @@ BROKEN: Final[Mapping[str, tuple[str, Callable[[Json], None]]]] = {
     "a query that does not parse": ("target-promql-rule", _with_query(f"sum (up{{{_PICKED}}}")),
     "a query for no series": ("target-promql-rule", _with_query("vector(0)")),
     "a rate over a fixed time": ("target-rate-interval-rule", _with_query(f"sum (rate(a_total{{{_PICKED}}}[5m]))")),
+    "a query of all clusters": ("target-cluster", _with_query('up{job=~"$job", instance=~"$instance"}')),
     "a query of all jobs": ("target-job-rule", _with_query('up{instance=~"$instance"}')),
     "a second selector of all instances": (
         "target-instance-rule",

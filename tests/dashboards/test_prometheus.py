@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.dashboards.prometheus import POSSIBLE, Unfetched, binaries, fetch, promtool
+from tests.dashboards.prometheus import POSSIBLE, PROMETHEUS, Unfetched, alertmanager, binaries, fetch, promtool
 from tests.pods import only_with
 
 _PACKAGE = b"the package"
@@ -46,34 +47,34 @@ def work(tmp_path: Path) -> Path:
 
 
 def test_prometheus_package_of_the_archive_is_unpacked(archive: Archive, work: Path) -> None:
-    fetch(work)
+    fetch(work, PROMETHEUS)
     assert {path.name for path in (work / "unpacked/usr/bin").iterdir()} == {"prometheus", "promtool"}
 
 
 def test_package_with_another_digest_than_in_the_archive_index_is_not_unpacked(archive: Archive, work: Path) -> None:
     archive.index(b"another")
     with pytest.raises(Unfetched, match=r"prometheus_1\.deb has the SHA-256 \w+, and the archive's index says"):
-        fetch(work)
+        fetch(work, PROMETHEUS)
     assert not (work / "unpacked").exists()
 
 
 def test_a_package_without_the_programs_is_refused(archive: Archive, work: Path) -> None:
     archive.program("dpkg-deb", 'mkdir -p "$3/usr/bin"; touch "$3/usr/bin/prometheus"')
     with pytest.raises(Unfetched, match="holds no prometheus or promtool"):
-        fetch(work)
+        fetch(work, PROMETHEUS)
 
 
 def test_unreachable_archive_is_reported_with_its_error(archive: Archive, work: Path) -> None:
     archive.program("apt-get", "echo 'E: no route to the archive' >&2; exit 100")
     with pytest.raises(Unfetched, match="E: no route to the archive"):
-        fetch(work)
+        fetch(work, PROMETHEUS)
 
 
 def test_package_lists_are_fetched_into_the_work_directory_if_apt_has_none(archive: Archive, work: Path) -> None:
     archive.program("apt-cache", "exit 100")
     archive.program("apt-get", 'echo "$@" >> arguments')
     with pytest.raises(Unfetched, match="knows no package prometheus: put prometheus and promtool on the PATH"):
-        fetch(work)
+        fetch(work, PROMETHEUS)
     assert f"Dir::State::lists={work}/lists" in (work / "arguments").read_text()
 
 
@@ -81,3 +82,9 @@ def test_package_lists_are_fetched_into_the_work_directory_if_apt_has_none(archi
 def test_fetched_promtool_runs() -> None:
     assert binaries().prometheus.is_file()
     assert promtool("--version").stdout.startswith("promtool, version")
+
+
+@only_with(POSSIBLE)
+def test_fetched_alertmanager_runs() -> None:
+    done = subprocess.run([alertmanager(), "--version"], capture_output=True, text=True, check=True)
+    assert "alertmanager, version" in done.stdout + done.stderr

@@ -20,7 +20,7 @@ import typer
 import yaml
 
 from dashboards.queries import NOT_INITIALIZED_AT_ZERO
-from scripts.gen_rules import PROMETHEUS_RULE, RULES, main, prometheus_files, prometheus_rule
+from scripts.gen_rules import INHIBITION, PROMETHEUS_RULE, RULES, main, prometheus_files, prometheus_rule
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.cli.commands.history import parse_time
 from scrubber.cli.main import app
@@ -59,8 +59,14 @@ def rules_of(name: str) -> list[dict[str, Any]]:
     return list(group["rules"])
 
 
-RECORDED: Mapping[str, str] = {rule["record"]: rule["expr"] for rule in rules_of("recording.yaml")}
-ALERTS: Mapping[str, dict[str, Any]] = {rule["alert"]: rule for rule in rules_of("alerts.yaml")}
+RECORDED: Mapping[str, str] = {
+    name: " or ".join(rule["expr"] for rule in rules_of("recording.yaml") if rule["record"] == name)
+    for name in [rule["record"] for rule in rules_of("recording.yaml")]
+}
+"""Recorded series; several rules can record one of them, with different labels."""
+ALERTS: Mapping[str, dict[str, Any]] = {
+    rule["alert"]: rule for name in ("alerts.yaml", "slo.yaml") for rule in rules_of(name)
+}
 PAGES: Mapping[str, str] = {path.stem: path.read_text() for path in RUNBOOKS.glob("*.md") if path.stem != "README"}
 INDEX = (RUNBOOKS / "README.md").read_text()
 
@@ -130,9 +136,34 @@ def test_alert_has_severity_summary_description_and_runbook(name: str) -> None:
     assert alert.keys() == {"alert", "expr", "for", "labels", "annotations"}
     assert alert["labels"].keys() == {"severity"}
     assert alert["labels"]["severity"] in SEVERITIES
-    assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
-    assert len(alert["annotations"]["summary"]) < 120
+    assert alert["annotations"].keys() == {"summary", "description", "command", "runbook_url"}
+    assert len(re.sub(r"{{ (?:with|else|end).*?}}", "", alert["annotations"]["summary"])) < 120
     assert alert["annotations"]["runbook_url"] == f"docs/runbooks/{name}.md"
+
+
+def test_severity_of_an_alert_is_that_of_its_section() -> None:
+    """The sections are the lines of the rule of severities (docs/runbooks/README.md), in its order."""
+    parts = re.split(r"^  # -- (\w+)(?:: .+)? -+$", (RULES / "alerts.yaml").read_text(), flags=re.MULTILINE)[1:]
+    assert parts[::2] == ["critical", "critical", "warning", "info"]
+    by_section = {
+        name: severity
+        for severity, text in zip(parts[::2], parts[1::2], strict=True)
+        for name in re.findall(r"- alert: (\w+)", text)
+    }
+    assert by_section == {each["alert"]: each["labels"]["severity"] for each in rules_of("alerts.yaml")}
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_command_of_an_alert_is_one_of_its_runbook_with_node_and_device_filled_in(name: str) -> None:
+    command = ALERTS[name]["annotations"]["command"]
+    filled = set(re.findall(r"\$labels\.(\w+)", command))
+    assert filled <= {"instance", "device"}  # no label that a tenant could choose: the command is pasted into a shell
+    assert "device" in filled or "device" not in labels_of(ALERTS[name]["expr"])
+    typed = command.rpartition(") -- ")[2]
+    typed = re.sub(r"{{ with .+ }}(.+){{ \. }}{{ end }}", r"\1NODE", typed)
+    typed = typed.replace("{{ $labels.instance }}", "NODE").replace("{{ $labels.device }}", "DEVICE")
+    assert typed in PAGES[name]
+    assert "exec" not in command or "spec.nodeName={{ $labels.instance }}) -- scrubber " in command
 
 
 @pytest.mark.parametrize("name", ALERTS)
@@ -161,7 +192,8 @@ def test_recorded_series_is_named_by_its_level_and_keeps_its_node_label() -> Non
         assert metric.startswith("scrubber_"), name
         assert operations, name
         assert "job" in labels_of(expression), name
-        assert level == "tenant" or "instance" in labels_of(expression), name
+        assert "cluster" in labels_of(expression), name
+        assert level in {"cluster", "tenant"} or "instance" in labels_of(expression), name
 
 
 def test_rules_and_runbooks_use_existing_metrics_only() -> None:
@@ -194,7 +226,10 @@ def test_label_values_in_rules_exist_in_the_code() -> None:
     assert selected.pop("health") <= {each.value for each in Health}
     assert selected.pop("enforcement") <= {each.value for each in Enforcement}
     assert selected.pop("path") <= {each.value for each in ScrubPath}
-    assert selected.pop("outcome") == {"granted"}
+    assert selected.pop("outcome") == {"granted", "passed", "failed"}
+    assert selected.pop("slo") == {"handover"}
+    assert selected.pop("le") == {"10", "10.0"}
+    assert selected.pop("state") <= {each.value for each in Health}
     assert not selected
 
 
@@ -217,22 +252,46 @@ def test_runbook_on_waiting_hand_overs_names_existing_refusal_codes_only() -> No
 def test_prometheus_rule_object_contains_the_same_rules() -> None:
     assert PROMETHEUS_RULE.read_text() == prometheus_rule()
     groups = yaml.safe_load(prometheus_rule())["spec"]["groups"]
-    assert [each["rules"] for each in groups] == [rules_of("recording.yaml"), rules_of("alerts.yaml")]
+    assert [each["rules"] for each in groups] == [
+        rules_of(name) for name in ("recording.yaml", "joins.yaml", "alerts.yaml", "slo.yaml")
+    ]
+
+
+def test_inhibition_rules_can_use_another_cluster_label(tmp_path: Path) -> None:
+    assert main(["--cluster-label", "site", "--out", str(tmp_path)]) == 0
+    before = yaml.safe_load(INHIBITION.read_text())["inhibit_rules"]
+    after = yaml.safe_load((tmp_path / INHIBITION.name).read_text())["inhibit_rules"]
+    assert [each["equal"][0] for each in before] == ["cluster"] * len(before)
+    assert [each["equal"][0] for each in after] == ["site"] * len(before)
 
 
 def test_runbook_address_option_writes_rules_with_addresses(tmp_path: Path) -> None:
     assert main(["--runbooks", f"{_ADDRESS}/", "--out", str(tmp_path)]) == 0
     for text in ((tmp_path / "alerts.yaml").read_text(), (tmp_path / PROMETHEUS_RULE.name).read_text()):
-        assert re.findall(r"runbook_url: (\S+)", text) == [f"{_ADDRESS}/{name}.md" for name in ALERTS]
+        addresses = [f"{_ADDRESS}/{each['alert']}.md" for each in rules_of("alerts.yaml")]
+        assert re.findall(r"runbook_url: (\S+)", text)[: len(addresses)] == addresses
 
 
-def test_rules_in_the_tree_are_never_written_with_runbook_addresses() -> None:
-    for arguments in (["--runbooks", _ADDRESS], ["--out", "."]):
+def test_objectives_of_the_service_levels_are_configurable(tmp_path: Path) -> None:
+    assert main(["--handover-objective", "0.95", "--scrub-objective", "0.9", "--out", str(tmp_path)]) == 0
+    for text in ((tmp_path / "recording.yaml").read_text(), (tmp_path / PROMETHEUS_RULE.name).read_text()):
+        assert re.findall(r"\(1 - (0\.\d+)\)", text) == ["0.95", "0.9"]
+
+
+@pytest.mark.parametrize("share", ["1", "0", "99", "many"])
+def test_objective_that_is_no_share_is_refused(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--scrub-objective", share, "--out", "nowhere"])
+    assert "is not a share between 0 and 1" in capsys.readouterr().err
+
+
+def test_rules_in_the_tree_are_never_written_with_runbook_addresses_or_other_labels_or_objectives() -> None:
+    for arguments in (["--runbooks", _ADDRESS], ["--cluster-label", "k8s_cluster"], ["--scrub-objective", "0.9"]):
         done = subprocess.run(
             [sys.executable, ROOT / "scripts" / "gen_rules.py", *arguments], capture_output=True, text=True, check=False
         )
         assert done.returncode == 2
-        assert "must be used together" in done.stderr
+        assert "these options need --out" in done.stderr
 
 
 # -- the runbooks ------------------------------------------------------------------------------------------------------
@@ -251,6 +310,18 @@ def test_runbook_has_every_section_and_matches_its_rule(name: str) -> None:
     assert tuple(parts[::2]) == SECTIONS
     assert all(text.strip() for text in parts[1::2])
     assert queries(PAGES[name])
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_runbook_has_the_same_log_query_for_loki_and_for_the_journal(name: str) -> None:
+    (loki,) = blocks(PAGES[name], "logql")
+    found = re.fullmatch(r'{namespace="scrubber-system",node_name="NODE"} \| json \| event=~"(.+)"\n', loki)
+    assert found
+    events = found[1].replace("\\\\", "\\")
+    written = {event.name for event in EVENTS}
+    assert all(any(re.fullmatch(each, event) for event in written) for each in events.split("|"))
+    journal = f"""journalctl -u scrubber -u scrubber-plugin -o cat --since -2h | grep -E '"event": "({events})"'"""
+    assert journal in PAGES[name]
 
 
 def test_runbook_index_lists_every_alert_with_severity_in_the_order_of_the_rules() -> None:
@@ -305,7 +376,7 @@ def test_query_in_a_runbook_uses_labels_that_its_metric_has(name: str) -> None:
         metrics = metrics_in(query)
         if not metrics or ":" in query:  # a recorded series has the labels of its rule
             continue
-        known = {"job", "instance", "le"}.union(*(METRICS[metric].label_names for metric in metrics))
+        known = {"cluster", "job", "instance", "le"}.union(*(METRICS[metric].label_names for metric in metrics))
         queried_labels = set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", query)) | {
             label.strip() for group in re.findall(r"\bby \(([^)]*)\)", query) for label in group.split(",")
         }
@@ -373,5 +444,6 @@ def test_runbook_has_at_most_110_lines() -> None:
 def test_alerting_rules_are_ordered_by_severity() -> None:
     rank = ["critical", "warning", "info"]
     assert all(
-        rank.index(a) <= rank.index(b) for a, b in pairwise(each["labels"]["severity"] for each in ALERTS.values())
+        rank.index(a) <= rank.index(b)
+        for a, b in pairwise(each["labels"]["severity"] for each in rules_of("alerts.yaml"))
     )

@@ -228,6 +228,8 @@ async def test_no_second_release_comes_when_the_containers_are_dead(short_tmp: P
         await node.kubelet.delete(pod, force=True, linger=1.0)
         await node.until(lambda: not list(node.kubelet.dra.claims))
         await ended(pid)
+        # Until its worker is done, the first pod releases whatever claim has the name, also one prepared for the next pod.
+        await node.until(lambda: pod.finished)
         other = await node.run(claiming("b"))
         await node.kubelet.delete(other)
         assert driver.unprepares == [["claim"], ["claim"]]

@@ -16,7 +16,7 @@ from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Health, Hygiene, RecoveryMethod
 from scrubber.domain.telemetry import Snapshot
 from scrubber.ports.record import Event, LedgerChange
-from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, leisurely_cluster, simulated_cluster
 from tests.simulation.ledger_store import CrashPoint
 from tests.simulation.life import Life
 from tests.simulation.process_table import gpu
@@ -62,7 +62,7 @@ async def accepted(cluster: SimulatedCluster) -> None:
 
 @in_virtual_time
 async def test_baseline_is_recorded_and_logged_once_when_a_device_first_appears() -> None:
-    async with simulated_cluster(devices=2) as cluster:
+    async with leisurely_cluster(devices=2) as cluster:
         for number in (0, 1):
             baseline = cluster.record(number).baseline
             assert baseline is not None
@@ -80,7 +80,7 @@ async def test_baseline_is_recorded_and_logged_once_when_a_device_first_appears(
 
 @in_virtual_time
 async def test_baseline_survives_service_restart_and_node_reboot_and_is_not_recorded_again() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         first = cluster.record().baseline
         cluster.kill()
         await cluster.start_service()
@@ -93,7 +93,7 @@ async def test_baseline_survives_service_restart_and_node_reboot_and_is_not_reco
 
 @in_virtual_time
 async def test_records_from_before_baselines_existed_get_a_baseline_at_the_next_start() -> None:
-    async with simulated_cluster(devices=1, settled=False) as cluster:
+    async with leisurely_cluster(devices=1, settled=False) as cluster:
         before = cluster.ledger_store.next_service(Life(0))
         await before.load()
         await before.commit(LedgerChange(records=(DeviceRecord(cluster.gpu().id, version=1, boot="boot-1"),)))
@@ -105,7 +105,7 @@ async def test_records_from_before_baselines_existed_get_a_baseline_at_the_next_
 
 @in_virtual_time
 async def test_device_that_appears_later_gets_a_baseline_of_its_own() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         new = gpu(1)
         cluster.process_table.gpus[new.id] = new
         cluster.node.devices.inventory_changed.set()
@@ -116,7 +116,7 @@ async def test_device_that_appears_later_gets_a_baseline_of_its_own() -> None:
 
 @in_virtual_time
 async def test_device_that_left_and_returned_is_compared_with_its_earlier_baseline() -> None:
-    async with simulated_cluster(devices=2) as cluster:
+    async with leisurely_cluster(devices=2) as cluster:
         cluster.gpu().listed = False
         cluster.node.devices.inventory_changed.set()
         await cluster.until(lambda: cluster.gpu().id not in cluster.node.devices.controllers)
@@ -130,7 +130,7 @@ async def test_device_that_left_and_returned_is_compared_with_its_earlier_baseli
 @pytest.mark.parametrize("durable", [False, True])
 @in_virtual_time
 async def test_service_killed_while_recording_baselines_records_all_or_none(durable: bool) -> None:
-    async with simulated_cluster(devices=2, settled=False) as cluster:
+    async with leisurely_cluster(devices=2, settled=False) as cluster:
         cluster.ledger_store.point = CrashPoint(1, durable)
         await cluster.start_service()
         assert not cluster.serving
@@ -142,7 +142,7 @@ async def test_service_killed_while_recording_baselines_records_all_or_none(dura
 
 @in_virtual_time
 async def test_fact_that_the_baseline_lacks_is_added_at_the_next_start_and_compared_from_then_on() -> None:
-    async with simulated_cluster(devices=1, settled=False) as cluster:
+    async with leisurely_cluster(devices=1, settled=False) as cluster:
         before = cluster.ledger_store.next_service(Life(0))
         await before.load()
         known = DeviceRecord(
@@ -162,7 +162,7 @@ async def test_fact_that_the_baseline_lacks_is_added_at_the_next_start_and_compa
 
 @in_virtual_time
 async def test_changed_firmware_makes_a_device_suspect_within_a_minute_without_a_signal() -> None:
-    async with simulated_cluster(devices=2) as cluster:
+    async with leisurely_cluster(devices=2) as cluster:
         cluster.gpu().firmware = "vbios-2"
         await health_is(cluster, Health.SUSPECT, within=A_MINUTE)
         cause = cluster.record().cause
@@ -175,7 +175,7 @@ async def test_changed_firmware_makes_a_device_suspect_within_a_minute_without_a
 
 @in_virtual_time
 async def test_firmware_changed_while_no_service_ran_is_detected_at_the_next_start() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         cluster.kill()
         cluster.gpu().firmware = "vbios-2"
         cluster.reboot()
@@ -186,7 +186,7 @@ async def test_firmware_changed_while_no_service_ran_is_detected_at_the_next_sta
 
 @in_virtual_time
 async def test_changed_device_stays_in_service_by_default_and_every_certificate_names_the_warning() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         await written(cluster)
         await health_is(cluster, Health.SUSPECT)
         assert cluster.service is not None
@@ -203,7 +203,7 @@ async def test_changed_device_stays_in_service_by_default_and_every_certificate_
 @in_virtual_time
 async def test_container_restart_on_a_changed_device_needs_a_certificate() -> None:
     """The exception that allows a restart on checks alone applies only to devices without suspicion."""
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         tenant = await started(cluster)
         await cluster.run(3.0)
         await written(cluster)
@@ -217,7 +217,7 @@ async def test_container_restart_on_a_changed_device_needs_a_certificate() -> No
 
 @in_virtual_time
 async def test_device_with_its_original_firmware_restored_becomes_healthy_without_an_operator() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         await written(cluster)
         await health_is(cluster, Health.SUSPECT)
         await written(cluster, "vbios-1")
@@ -226,7 +226,7 @@ async def test_device_with_its_original_firmware_restored_becomes_healthy_withou
 
 @in_virtual_time
 async def test_strict_policy_quarantines_a_changed_device_through_time_restarts_and_reboots() -> None:
-    async with simulated_cluster(devices=1, policy=STRICT) as cluster:
+    async with leisurely_cluster(devices=1, policy=STRICT) as cluster:
         await written(cluster)
         await health_is(cluster, Health.QUARANTINED, within=20.0)
         cause = cluster.record().cause
@@ -246,7 +246,7 @@ async def test_strict_policy_quarantines_a_changed_device_through_time_restarts_
 @in_virtual_time
 async def test_strict_policy_keeps_a_changed_device_quarantined_after_its_firmware_is_restored() -> None:
     """An attacker who changed the firmware can also make it report the original version."""
-    async with simulated_cluster(devices=1, policy=STRICT) as cluster:
+    async with leisurely_cluster(devices=1, policy=STRICT) as cluster:
         await written(cluster)
         await health_is(cluster, Health.QUARANTINED)
         await written(cluster, "vbios-1")
@@ -269,7 +269,7 @@ async def test_changed_device_released_without_baseline_acceptance_is_quarantine
 @in_virtual_time
 async def test_strict_policy_quarantines_every_changed_device_of_the_node() -> None:
     """The breaker spares devices for faults that may pass; an attacker must not benefit from changing eight of them."""
-    async with simulated_cluster(devices=8, policy=STRICT) as cluster:
+    async with leisurely_cluster(devices=8, policy=STRICT) as cluster:
         for number in range(8):
             await written(cluster, number=number)
         await cluster.run(30.0)
@@ -278,7 +278,7 @@ async def test_strict_policy_quarantines_every_changed_device_of_the_node() -> N
 
 @in_virtual_time
 async def test_baseline_acceptance_without_a_release_leaves_the_device_quarantined() -> None:
-    async with simulated_cluster(devices=1, policy=STRICT) as cluster:
+    async with leisurely_cluster(devices=1, policy=STRICT) as cluster:
         await written(cluster)
         await health_is(cluster, Health.QUARANTINED)
         await accepted(cluster)
@@ -289,7 +289,7 @@ async def test_baseline_acceptance_without_a_release_leaves_the_device_quarantin
 @pytest.mark.parametrize("accept_first", [True, False])
 @in_virtual_time
 async def test_baseline_acceptance_and_release_return_a_changed_device_through_probation(accept_first: bool) -> None:
-    async with simulated_cluster(devices=1, policy=STRICT) as cluster:
+    async with leisurely_cluster(devices=1, policy=STRICT) as cluster:
         await written(cluster)
         await health_is(cluster, Health.QUARANTINED)
         for accepts in (accept_first, not accept_first):
@@ -302,7 +302,7 @@ async def test_baseline_acceptance_and_release_return_a_changed_device_through_p
 
 @in_virtual_time
 async def test_tenant_keeps_a_device_quarantined_for_changed_firmware_and_no_later_pod_gets_it() -> None:
-    async with simulated_cluster(devices=1, policy=STRICT) as cluster:
+    async with leisurely_cluster(devices=1, policy=STRICT) as cluster:
         tenant = await started(cluster)
         await written(cluster)
         await health_is(cluster, Health.QUARANTINED)
@@ -321,7 +321,7 @@ async def test_tenant_keeps_a_device_quarantined_for_changed_firmware_and_no_lat
 
 @in_virtual_time
 async def test_accepted_baseline_is_the_current_reading_and_is_audited_with_actor_and_reason() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         await written(cluster)
         await health_is(cluster, Health.SUSPECT)
         await accepted(cluster)
@@ -345,7 +345,7 @@ async def test_accepted_baseline_is_the_current_reading_and_is_audited_with_acto
 @in_virtual_time
 async def test_baseline_acceptance_records_firmware_read_at_that_moment() -> None:
     """It records the current firmware, not what the inventory last read, which may be a minute old."""
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         cluster.gpu().firmware = "vbios-2"
         await accepted(cluster)
         assert vbios(cluster) == "vbios-2"
@@ -355,7 +355,7 @@ async def test_baseline_acceptance_records_firmware_read_at_that_moment() -> Non
 
 @in_virtual_time
 async def test_baseline_acceptance_succeeds_if_the_expected_values_match_the_current_reading() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         await written(cluster)
         await cluster.node.actions.accept_baseline("0", WHY, WHO, {"model": "Labelled One", "vbios": "vbios-2"})
         assert vbios(cluster) == "vbios-2"
@@ -375,7 +375,7 @@ async def test_baseline_acceptance_is_refused_if_the_expected_values_differ_from
     shown: dict[str, str],
 ) -> None:
     """The firmware may change again between the operator's reading and their command."""
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         cluster.gpu().firmware = "vbios-2"
         with pytest.raises(Refused, match="differs from what you were shown"):
             await cluster.node.actions.accept_baseline("0", WHY, WHO, shown)
@@ -385,7 +385,7 @@ async def test_baseline_acceptance_is_refused_if_the_expected_values_differ_from
 
 @in_virtual_time
 async def test_firmware_changed_during_a_baseline_acceptance_is_not_accepted() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         await written(cluster)
         assert cluster.telemetry is not None
         take_snapshot, later = (
@@ -405,7 +405,7 @@ async def test_firmware_changed_during_a_baseline_acceptance_is_not_accepted() -
 
 @in_virtual_time
 async def test_accepted_baseline_survives_a_restart_and_is_not_recorded_again() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         await written(cluster)
         await accepted(cluster)
         before = cluster.record().baseline
@@ -418,7 +418,7 @@ async def test_accepted_baseline_survives_a_restart_and_is_not_recorded_again() 
 
 @in_virtual_time
 async def test_lasting_conditions_present_at_acceptance_become_normal_and_transient_ones_do_not() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         cluster.gpu().conditions.update({"pcie-width": "x8 of x16", "power-brake": "0x80"})
         await health_is(cluster, Health.SUSPECT)
         await accepted(cluster)
@@ -438,7 +438,7 @@ async def test_lasting_conditions_present_at_acceptance_become_normal_and_transi
 
 @in_virtual_time
 async def test_accepted_condition_may_disappear_and_return_but_a_different_value_makes_the_device_suspect() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         cluster.gpu().conditions["pcie-width"] = "x8 of x16"
         await health_is(cluster, Health.SUSPECT)
         await accepted(cluster)
@@ -454,7 +454,7 @@ async def test_accepted_condition_may_disappear_and_return_but_a_different_value
 
 @in_virtual_time
 async def test_fault_is_never_accepted_into_the_baseline() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         cluster.gpu().conditions["row-remap-failure"] = "a row could not be remapped"
         await health_is(cluster, Health.QUARANTINED)
         await accepted(cluster)
@@ -467,7 +467,7 @@ async def test_fault_is_never_accepted_into_the_baseline() -> None:
 
 @in_virtual_time
 async def test_later_baseline_acceptance_drops_conditions_that_are_no_longer_read() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         cluster.gpu().conditions["pcie-width"] = "x8 of x16"
         await health_is(cluster, Health.SUSPECT)
         await accepted(cluster)
@@ -479,7 +479,7 @@ async def test_later_baseline_acceptance_drops_conditions_that_are_no_longer_rea
 
 @in_virtual_time
 async def test_baseline_of_a_device_that_does_not_answer_is_not_accepted() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         await written(cluster)
         cluster.gpu().stuck = True
         with pytest.raises(DeviceFault):
@@ -491,7 +491,7 @@ async def test_baseline_of_a_device_that_does_not_answer_is_not_accepted() -> No
 @pytest.mark.parametrize(("device", "reason"), [("7", WHY), ("0", ""), ("0", " \n")])
 @in_virtual_time
 async def test_baseline_acceptance_without_a_device_or_a_reason_changes_nothing(device: str, reason: str) -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         await written(cluster)
         with pytest.raises(InvalidRequest):
             await cluster.node.actions.accept_baseline(device, reason, WHO)
@@ -500,7 +500,7 @@ async def test_baseline_acceptance_without_a_device_or_a_reason_changes_nothing(
 
 @in_virtual_time
 async def test_baseline_acceptance_leaves_the_current_tenant_running() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         tenant = await started(cluster)
         await written(cluster)
         await health_is(cluster, Health.SUSPECT)
@@ -515,7 +515,7 @@ async def test_baseline_acceptance_leaves_the_current_tenant_running() -> None:
 async def test_baseline_acceptance_by_a_service_that_is_killed_is_stored_with_its_audit_row_or_not_at_all(
     durable: bool,
 ) -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         await written(cluster)
         await health_is(cluster, Health.SUSPECT)
         assert cluster.service is not None

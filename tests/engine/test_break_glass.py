@@ -15,7 +15,7 @@ from scrubber.domain.policy import Limits, Policy
 from scrubber.domain.states import Health, Hygiene
 from scrubber.engine.views import DeviceView
 from scrubber.ports.record import Event
-from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.cluster import DEFAULT, LEISURELY, SimulatedCluster, leisurely_cluster
 from tests.simulation.kubelet import Tenant
 from tests.simulation.start_requests import admitted, refusal_of, request_start, started
 from tests.simulation.timeline import in_virtual_time
@@ -27,7 +27,7 @@ WHY, WHO = "the trial must not stop tonight", "uid:1000"
 @asynccontextmanager
 async def cluster_out_of_service(devices: int = 1, policy: Policy = DEFAULT) -> AsyncIterator[SimulatedCluster]:
     """Provide a simulated cluster in which device 0 waits for a reboot that never comes."""
-    cluster = SimulatedCluster(devices, policy)
+    cluster = SimulatedCluster(devices, policy, pace=LEISURELY)
     try:
         await cluster.start_service()
         await cluster.until(cluster.settled)
@@ -154,7 +154,7 @@ async def test_condemned_device_is_granted_under_a_break_glass_override() -> Non
 @in_virtual_time
 async def test_healthy_device_under_a_break_glass_override_is_granted_on_its_certificate() -> None:
     """A certificate is used if there is one: the override only replaces what is missing."""
-    async with simulated_cluster(1) as cluster:
+    async with leisurely_cluster(1) as cluster:
         await broken(cluster)
         (granted,) = await request_start(cluster, await admitted(cluster))
         assert granted.basis is Basis.CERTIFICATE
@@ -162,7 +162,7 @@ async def test_healthy_device_under_a_break_glass_override_is_granted_on_its_cer
 
 @in_virtual_time
 async def test_no_process_is_killed_and_no_device_is_reset_under_a_break_glass_override() -> None:
-    async with simulated_cluster(1) as cluster:
+    async with leisurely_cluster(1) as cluster:
         tenant = await started(cluster)
         await cluster.run(3.0)
         assert tenant.first is not None
@@ -184,7 +184,7 @@ async def test_no_process_is_killed_and_no_device_is_reset_under_a_break_glass_o
 @in_virtual_time
 async def test_restart_after_a_grant_by_break_glass_override_needs_a_certificate() -> None:
     """The second pod was started on the bytes of the first; the exception for its own restart no longer applies."""
-    async with simulated_cluster(1) as cluster:
+    async with leisurely_cluster(1) as cluster:
         first = await started(cluster, "acme", "train-0")
         cluster.kubelet.force_delete(first, lives_on=300.0)
         await broken(cluster, 60.0)
@@ -360,7 +360,7 @@ async def test_break_glass_override_of_an_unknown_device_and_ending_an_absent_ov
 
 @in_virtual_time
 async def test_device_quarantined_by_an_operator_gets_no_break_glass_override_before_its_release() -> None:
-    async with simulated_cluster(1) as cluster:
+    async with leisurely_cluster(1) as cluster:
         await cluster.node.actions.quarantine("0", "kept for the lab", "uid:7")
         with pytest.raises(Refused, match="uid:7: release it first"):
             await broken(cluster)
@@ -370,7 +370,7 @@ async def test_device_quarantined_by_an_operator_gets_no_break_glass_override_be
 
 @in_virtual_time
 async def test_device_released_by_an_operator_may_get_a_break_glass_override() -> None:
-    async with simulated_cluster(1) as cluster:
+    async with leisurely_cluster(1) as cluster:
         await cluster.node.actions.quarantine("0", "kept for the lab", "uid:7")
         holder = cluster.process_table.start(None, "host", "host")
         cluster.process_table.open(holder, cluster.gpu().id)  # prevents its probation from starting
@@ -412,7 +412,7 @@ async def test_break_glass_override_leaves_health_cause_and_quarantine_history_u
 @in_virtual_time
 async def test_start_under_a_break_glass_override_waits_for_a_running_scrub() -> None:
     """Even with an override, a device is not handed over while an eraser runs."""
-    async with simulated_cluster(1) as cluster:
+    async with leisurely_cluster(1) as cluster:
         tenant: Tenant = await started(cluster)
         cluster.gpu().slow = 4.0
         cluster.kubelet.delete(tenant)

@@ -12,7 +12,7 @@ from scrubber.domain.health.breaker import BreakerState
 from scrubber.domain.policy import BreakerRule
 from scrubber.domain.states import Health, Hygiene
 from scrubber.ports.record import Event
-from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, leisurely_cluster
 from tests.simulation.start_requests import started
 from tests.simulation.timeline import in_virtual_time
 
@@ -68,7 +68,7 @@ def overheated(cluster: SimulatedCluster, *numbers: int, celsius: int = HOT) -> 
 @in_virtual_time
 async def test_open_breaker_stops_resets_but_not_scrubs_leftover_cleanup_or_hand_overs() -> None:
     """Nor the ending of what a pod left behind, nor a hand-over; and it lets no device in."""
-    async with simulated_cluster(6, FEW) as cluster:
+    async with leisurely_cluster(6, FEW) as cluster:
         await struck(cluster, 0, 1, 2, 3)
         await cluster.run(120.0)
         assert resets(cluster) == 2
@@ -101,7 +101,7 @@ async def test_open_breaker_stops_resets_but_not_scrubs_leftover_cleanup_or_hand
 
 @in_virtual_time
 async def test_a_clean_device_is_handed_over_at_once_while_the_breaker_is_open() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         await struck(cluster, 0, 1, 2)
         await cluster.run(120.0)
         assert cluster.node.service_view().breaker.resets_stopped_reason != ""
@@ -115,7 +115,7 @@ async def test_a_clean_device_is_handed_over_at_once_while_the_breaker_is_open()
 
 @in_virtual_time
 async def test_waiting_devices_are_reset_after_the_window_and_no_window_exceeds_the_limit() -> None:
-    async with simulated_cluster(5, FEW) as cluster:
+    async with leisurely_cluster(5, FEW) as cluster:
         await struck(cluster, 0, 1, 2, 3, 4)
         await cluster.until(lambda: out(cluster) == [], within=3 * WINDOW)
         times = reset_times(cluster)
@@ -126,7 +126,7 @@ async def test_waiting_devices_are_reset_after_the_window_and_no_window_exceeds_
 
 @in_virtual_time
 async def test_service_restart_does_not_close_the_breaker() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         await struck(cluster, 0, 1, 2, 3)
         await cluster.run(120.0)
         for _ in range(3):
@@ -141,7 +141,7 @@ async def test_service_restart_does_not_close_the_breaker() -> None:
 
 @in_virtual_time
 async def test_node_reboot_does_not_close_the_breaker() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         await struck(cluster, 0, 1, 2, 3)
         await cluster.run(120.0)
         cluster.reboot()
@@ -153,7 +153,7 @@ async def test_node_reboot_does_not_close_the_breaker() -> None:
 @in_virtual_time
 async def test_recoveries_that_start_at_the_same_moment_do_not_exceed_the_reset_limit() -> None:
     one = replace(FEW, breaker=BreakerRule(max_resets=1, window=WINDOW))
-    async with simulated_cluster(8, one) as cluster:
+    async with leisurely_cluster(8, one) as cluster:
         await struck(cluster, *range(8))
         await cluster.run(WINDOW - 60.0)
         assert resets(cluster) == 1
@@ -162,7 +162,7 @@ async def test_recoveries_that_start_at_the_same_moment_do_not_exceed_the_reset_
 
 @in_virtual_time
 async def test_one_device_that_fails_repeatedly_does_not_exceed_the_nodes_reset_limit() -> None:
-    async with simulated_cluster(2, FEW) as cluster:
+    async with leisurely_cluster(2, FEW) as cluster:
         cluster.gpu().reset_fails = "the reset did not take"
         await struck(cluster, 0)
         await cluster.run(WINDOW - 60.0)
@@ -173,7 +173,7 @@ async def test_one_device_that_fails_repeatedly_does_not_exceed_the_nodes_reset_
 
 @in_virtual_time
 async def test_policy_without_resets_makes_none_and_a_device_that_needs_no_reset_returns() -> None:
-    async with simulated_cluster(2, NONE) as cluster:
+    async with leisurely_cluster(2, NONE) as cluster:
         await struck(cluster, 0)
         cluster.gpu(1).stuck = True
         await cluster.until(lambda: out(cluster) == [0, 1])
@@ -186,7 +186,7 @@ async def test_policy_without_resets_makes_none_and_a_device_that_needs_no_reset
 
 @in_virtual_time
 async def test_policy_that_raises_the_reset_limit_applies_to_devices_that_already_wait() -> None:
-    async with simulated_cluster(2, NONE) as cluster:
+    async with leisurely_cluster(2, NONE) as cluster:
         await struck(cluster, 0)
         await cluster.run(60.0)
         cluster.policy = FEW
@@ -196,7 +196,7 @@ async def test_policy_that_raises_the_reset_limit_applies_to_devices_that_alread
 @in_virtual_time
 async def test_recovery_without_a_reset_does_not_count_as_a_reset() -> None:
     """Without resets (of an instance of a MIG GPU, for example) a recovery is a scrub, and nothing else is counted."""
-    async with simulated_cluster(1, FEW) as cluster:
+    async with leisurely_cluster(1, FEW) as cluster:
         cluster.gpu().reset_missing = "this platform has none"
         await struck(cluster, 0)
         await cluster.until(lambda: cluster.record().failures > 0)
@@ -209,7 +209,7 @@ async def test_recovery_without_a_reset_does_not_count_as_a_reset() -> None:
 
 @in_virtual_time
 async def test_open_breaker_does_not_stop_a_recovery_that_needs_no_reset() -> None:
-    async with simulated_cluster(3, FEW) as cluster:
+    async with leisurely_cluster(3, FEW) as cluster:
         await struck(cluster, 0, 1)
         await cluster.until(lambda: resets(cluster) == 2)
         assert cluster.node.devices.breaker.state.resets_stopped_reason != ""
@@ -223,7 +223,7 @@ async def test_open_breaker_does_not_stop_a_recovery_that_needs_no_reset() -> No
 
 @in_virtual_time
 async def test_device_that_waits_for_a_permitted_reset_loses_no_recovery_attempt() -> None:
-    async with simulated_cluster(3, FEW) as cluster:
+    async with leisurely_cluster(3, FEW) as cluster:
         await struck(cluster, 0, 1, 2)
         await cluster.run(WINDOW - 60.0)
         (waiting,) = out(cluster)
@@ -236,7 +236,7 @@ async def test_device_that_waits_for_a_permitted_reset_loses_no_recovery_attempt
 
 @in_virtual_time
 async def test_soft_signals_one_after_another_take_out_no_more_than_the_allowed_share_of_devices() -> None:
-    async with simulated_cluster(8, FEW) as cluster:
+    async with leisurely_cluster(8, FEW) as cluster:
         for number in range(8):
             overheated(cluster, number)
             await cluster.run(60.0)
@@ -248,7 +248,7 @@ async def test_soft_signals_one_after_another_take_out_no_more_than_the_allowed_
 @in_virtual_time
 async def test_simultaneous_soft_signals_take_out_no_more_than_the_allowed_share_of_devices() -> None:
     """A shared cause, cooling or power, is for an operator to repair; half a node of suspects is not an outage."""
-    async with simulated_cluster(8, FEW) as cluster:
+    async with leisurely_cluster(8, FEW) as cluster:
         overheated(cluster, *range(8))
         await cluster.run(1_200.0)
         assert len(out(cluster)) == 2
@@ -257,7 +257,7 @@ async def test_simultaneous_soft_signals_take_out_no_more_than_the_allowed_share
 
 @in_virtual_time
 async def test_a_small_node_may_lose_one_device_to_a_soft_signal() -> None:
-    async with simulated_cluster(2, FEW) as cluster:
+    async with leisurely_cluster(2, FEW) as cluster:
         overheated(cluster, 0)
         await cluster.run(60.0)
         overheated(cluster, 1)
@@ -267,7 +267,7 @@ async def test_a_small_node_may_lose_one_device_to_a_soft_signal() -> None:
 
 @in_virtual_time
 async def test_suspect_device_kept_in_service_by_the_breaker_is_granted_on_a_certificate() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         overheated(cluster, 0)
         await cluster.run(60.0)
         overheated(cluster, 1)
@@ -281,7 +281,7 @@ async def test_suspect_device_kept_in_service_by_the_breaker_is_granted_on_a_cer
 
 @in_virtual_time
 async def test_hard_fault_takes_a_device_out_while_soft_signals_are_stopped() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         overheated(cluster, 0)
         await cluster.run(60.0)
         overheated(cluster, 1, 2)
@@ -294,7 +294,7 @@ async def test_hard_fault_takes_a_device_out_while_soft_signals_are_stopped() ->
 
 @in_virtual_time
 async def test_devices_out_for_hard_faults_do_not_count_towards_the_soft_signal_share() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         cluster.gpu(3).xids[79] = 1
         cluster.signal(3)
         overheated(cluster, 0)
@@ -304,7 +304,7 @@ async def test_devices_out_for_hard_faults_do_not_count_towards_the_soft_signal_
 
 @in_virtual_time
 async def test_device_that_cooled_down_returns_and_frees_its_place_in_the_soft_signal_share() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         overheated(cluster, 0)
         await cluster.run(60.0)
         overheated(cluster, 1)
@@ -316,7 +316,7 @@ async def test_device_that_cooled_down_returns_and_frees_its_place_in_the_soft_s
 
 @in_virtual_time
 async def test_service_restart_does_not_close_the_breaker_for_soft_signals() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         overheated(cluster, 0)
         await cluster.run(60.0)
         overheated(cluster, 1, 2)
@@ -332,7 +332,7 @@ async def test_service_restart_does_not_close_the_breaker_for_soft_signals() -> 
 
 @in_virtual_time
 async def test_breaker_logs_once_when_resets_stop_and_once_when_resets_resume() -> None:
-    async with simulated_cluster(3, FEW) as cluster:
+    async with leisurely_cluster(3, FEW) as cluster:
         await struck(cluster, 0, 1, 2)
         await cluster.run(300.0)
         (opened,) = breaker_events(cluster, "breaker.opened", "resets")
@@ -347,7 +347,7 @@ async def test_breaker_logs_once_when_resets_stop_and_once_when_resets_resume() 
 
 @in_virtual_time
 async def test_reached_limit_is_not_logged_until_the_breaker_withholds_an_action() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         await struck(cluster, 0, 1)
         overheated(cluster, 3)
         await cluster.run(700.0)
@@ -363,7 +363,7 @@ async def test_reached_limit_is_not_logged_until_the_breaker_withholds_an_action
 
 @in_virtual_time
 async def test_breaker_logs_once_when_soft_signals_stop_counting_and_once_when_they_count_again() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         overheated(cluster, 0, 1)
         await cluster.run(1_200.0)
         (opened,) = breaker_events(cluster, "breaker.opened", "soft-quarantines")
@@ -378,7 +378,7 @@ async def test_breaker_logs_once_when_soft_signals_stop_counting_and_once_when_t
 
 @in_virtual_time
 async def test_breaker_logs_nothing_on_a_healthy_node() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         await struck(cluster, 0)
         await cluster.run(600.0)
         assert [event for event in cluster.ledger_store.events if event.name.startswith("breaker.")] == []
@@ -386,7 +386,7 @@ async def test_breaker_logs_nothing_on_a_healthy_node() -> None:
 
 @in_virtual_time
 async def test_full_ledger_does_not_stop_the_breaker_from_logging_or_the_service_from_running() -> None:
-    async with simulated_cluster(4, FEW) as cluster:
+    async with leisurely_cluster(4, FEW) as cluster:
         await struck(cluster, 0, 1, 2)
         await cluster.until(lambda: resets(cluster) == 2)
         cluster.ledger_store.refuses = "no space left"
@@ -406,7 +406,7 @@ def test_requested_scrub_passes_in_any_order_of_faults_during_a_storm(number: in
 
     @in_virtual_time
     async def play() -> None:
-        async with simulated_cluster(4, FEW) as cluster:
+        async with leisurely_cluster(4, FEW) as cluster:
             tenant = await started(cluster, "acme", "train-0", number)
             await struck(cluster, *(other for other in range(4) if other != number))
             await cluster.run(60.0)
@@ -425,7 +425,7 @@ def test_requested_scrub_passes_in_any_order_of_faults_during_a_storm(number: in
 @in_virtual_time
 async def test_breaker_state_is_derived_from_the_recovery_attempts_on_the_device_records() -> None:
     """The breaker has no state of its own: a reader of the ledger can derive its decisions."""
-    async with simulated_cluster(3, FEW) as cluster:
+    async with leisurely_cluster(3, FEW) as cluster:
         await struck(cluster, 0, 1)
         await cluster.until(lambda: out(cluster) == [])
         attempts = [attempt for number in range(3) for attempt in cluster.record(number).recovery_attempts]

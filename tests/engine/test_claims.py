@@ -230,7 +230,7 @@ async def test_device_stays_with_a_prepared_claim_although_all_its_pods_have_end
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)
         tenant = await running(cluster, claim)
-        cluster.kubelet.claim_ended = lambda tenant, ordered: None  # the kubelet never calls Unprepare
+        cluster.claims.never_release()
         cluster.kubelet.delete(tenant)
         await cluster.run(120.0)
         assert cluster.record().hygiene is Hygiene.IN_USE
@@ -521,7 +521,7 @@ async def test_device_that_fails_in_use_is_withheld_at_unprepare_with_its_cause(
         cluster.gpu().report_xid(95)
         cluster.signal(0)
         await cluster.until(lambda: not cluster.record().advertised)
-        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.claims.never_release()
         cluster.kubelet.delete(tenant)
         result = await unprepared(cluster, claim)
         assert result.done
@@ -562,7 +562,7 @@ async def test_pod_that_only_the_driver_names_loses_no_process() -> None:
         victim = cluster.process_table.start("victim-uid", "main#1", "victim", first=True)
         claim = allocated(cluster)
         tenant = cluster.claims.admit(claim, "train-0", starts=False)
-        await cluster.claims.prepare(claim, tenant)
+        await cluster.claims.before_start(tenant)
         await cluster.node.claims.set_pods(claim.uid, [tenant.pod, Pod("acme", "absent-0", "victim-uid")])
         cluster.kubelet.delete(tenant)
         await cluster.run(4 * DEFAULT.limits.leftover_grace_period)
@@ -589,7 +589,7 @@ def test_pod_that_never_ran_is_over_at_unprepare(observed: bool) -> None:
             cluster.process_table.has_cgroups = observed
             claim = allocated(cluster)
             tenant = cluster.claims.admit(claim, "train-0", starts=False)
-            await cluster.claims.prepare(claim, tenant)
+            await cluster.claims.before_start(tenant)
             cluster.kubelet.delete(tenant)
             began = cluster.clock.monotonic()
             await cluster.until(lambda: claim.released)
@@ -613,13 +613,55 @@ async def test_shared_claim_is_unprepared_with_its_last_pod() -> None:
 
 
 @in_virtual_time
+async def test_claim_that_was_released_before_its_second_pod_starts_is_handed_over_again() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        first = await running(cluster, claim)
+        second = cluster.claims.admit(claim, "train-1", starts=False)
+        cluster.kubelet.delete(first)
+        await cluster.until(lambda: claim.released)
+        cluster.kubelet.start_worker(second)
+        await cluster.until(lambda: second.running)
+        assert [each.grant for each in claim.answer] == [2]
+        assert cluster.record().prepared_claims[0].pods == (second.pod,)
+
+
+@in_virtual_time
+async def test_pod_that_joins_a_claim_during_its_release_starts_only_after_a_new_hand_over() -> None:
+    """The kubelet remembers the claim as prepared until its Unprepare has succeeded, and calls no driver for such a pod."""
+    async with simulated_cluster() as cluster:
+        await cluster.claims.use_process(tuple(cluster.process_table.gpus))
+        claim = allocated(cluster)
+        first = await running(cluster, claim)
+        cluster.kubelet.delete(first)
+        await cluster.until(lambda: claim.releasing)
+        second = cluster.claims.admit(claim, "train-1")
+        await cluster.until(lambda: second.running)
+        assert [each.grant for each in claim.answer] == [2]
+
+
+@in_virtual_time
+async def test_kubelet_that_restarts_during_a_prepare_calls_again_and_gets_one_grant() -> None:
+    async with simulated_cluster(settled=False) as cluster:
+        await cluster.start_service()
+        claim = allocated(cluster)
+        tenant = cluster.claims.admit(claim, "train-0")
+        await cluster.run(0.004)
+        assert claim.answer == ()
+        cluster.kubelet.restart()
+        cluster.kubelet.retry_pre_start(tenant)
+        await cluster.until(lambda: tenant.running)
+        assert grants_of(cluster) == 1
+
+
+@in_virtual_time
 async def test_prepare_of_a_claim_that_is_being_released_is_a_new_hand_over() -> None:
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)
         tenant = await running(cluster, claim)
         assert not (await unprepared(cluster, claim, 0.0)).done
         assert isinstance(await refusal(cluster, claim.call(wait=2.0)), NotReady)
-        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.claims.never_release()
         cluster.kubelet.delete(tenant)
         answer = await prepared(cluster, claim.call())
         assert [each.grant for each in answer] == [2]
@@ -646,7 +688,7 @@ async def test_operator_scrub_releases_a_claim_that_is_never_unprepared_once_its
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)
         tenant = await running(cluster, claim)
-        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.claims.never_release()
         assert cluster.service is not None
         with pytest.raises(DeviceBusy):
             await cluster.service.scrub(cluster.gpu().id)
@@ -665,7 +707,7 @@ async def test_repeated_prepare_is_a_new_hand_over_if_an_operator_releases_the_c
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)
         tenant = await running(cluster, claim)
-        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.claims.never_release()
         cluster.kubelet.force_delete(tenant, 0.5)
         await cluster.run(5.0)
         following = replace(claim.call(), claim=replace(claim.call().claim, pods=(Pod("acme", "train-1", "uid-b"),)))
@@ -691,7 +733,7 @@ async def test_claim_of_a_removed_device_is_forgotten_at_a_reboot() -> None:
         claim = allocated(cluster)
         await running(cluster, claim)
         cluster.gpu().listed = False
-        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.claims.never_release()
         cluster.reboot()
         await cluster.start_service()
         assert cluster.node.claims.current() == ()
@@ -707,7 +749,7 @@ async def test_claim_of_a_device_that_has_left_the_node_is_released_and_the_devi
         tenant = await running(cluster, claim)
         cluster.gpu().listed = False
         cluster.kill()
-        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.claims.never_release()
         cluster.kubelet.delete(tenant)
         await cluster.start_service()
         assert [each.claim.uid for each in cluster.node.claims.current()] == [claim.uid]
@@ -728,7 +770,7 @@ async def test_claim_is_released_on_a_yielded_node_and_scrubbed_after_it() -> No
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)
         tenant = await running(cluster, claim)
-        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.claims.never_release()
         cluster.kubelet.delete(tenant)
         await cluster.node.yields.request(YieldRequester.OPERATOR, "driver upgrade", "uid:0")
         node = driverless_node(cluster)
@@ -826,7 +868,7 @@ async def test_unprepare_after_a_reboot_is_done() -> None:
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)
         tenant = await running(cluster, claim)
-        cluster.kubelet.claim_ended = lambda tenant, ordered: None
+        cluster.claims.never_release()
         cluster.kubelet.delete(tenant)
         cluster.reboot()
         await cluster.start_service()

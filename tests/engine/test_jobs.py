@@ -9,7 +9,7 @@ import pytest
 
 from scrubber.domain.assignment import Claim, JobManager, Pod
 from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import DeviceBusy, InvalidRequest, NotReady, Quarantined, ScrubberError
+from scrubber.domain.errors import DeviceBusy, InvalidRequest, LedgerFailure, NotReady, Quarantined, ScrubberError
 from scrubber.domain.jobs import Job
 from scrubber.domain.node_record import YieldRequester
 from scrubber.domain.states import Hygiene
@@ -107,6 +107,29 @@ async def test_job_whose_prolog_was_killed_after_the_commit_keeps_its_grant_unti
         assert cluster.record(0).hygiene is Hygiene.IN_USE
         await end(cluster, ALICE)
         await cluster.until(lambda: cluster.record(0).is_certified)
+
+
+@pytest.mark.parametrize("job", [ALICE, RUN], ids=["slurm", "run"])
+def test_job_whose_grant_meets_a_full_disk_gets_no_device_and_exactly_one_grant_once_there_is_room(job: Job) -> None:
+    @in_virtual_time
+    async def fill_the_disk() -> None:
+        async with simulated_cluster(devices=2) as cluster:
+            await cluster.until(cluster.settled)
+            start_process(cluster, job)
+            cluster.ledger_store.refuses = "No space left on device."
+            with pytest.raises(LedgerFailure, match="No space left"):
+                await started(cluster, job, 0, 1, wait=2.0)
+            for number in (0, 1):
+                assert cluster.record(number).grant_sequence == 0
+                assert cluster.record(number).is_certified
+            await cluster.run(10)
+            cluster.ledger_store.refuses = None
+            answer = await started(cluster, job, 0, 1)
+            assert [each.certificate is not None for each in answer] == [True, True]
+            assert [cluster.record(number).grant_sequence for number in (0, 1)] == [1, 1]
+            assert len(event_fields(cluster, "handover.granted")) == 2
+
+    fill_the_disk()
 
 
 @in_virtual_time

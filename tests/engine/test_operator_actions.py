@@ -29,7 +29,7 @@ from scrubber.engine.node import Node
 from scrubber.engine.views import ScrubUpdate
 from scrubber.ports.device import Resetter
 from scrubber.ports.record import Event
-from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.simulation.cluster import DEFAULT, SimulatedCluster, leisurely_cluster, simulated_cluster
 from tests.simulation.kubelet import Gone
 from tests.simulation.ledger_store import CrashPoint
 from tests.simulation.life import Killed
@@ -71,7 +71,7 @@ async def under_way(cluster: SimulatedCluster, number: int = 0) -> None:
 @asynccontextmanager
 async def cluster_with_a_slow_scrub(devices: int = 1, number: int = 0) -> AsyncIterator[SimulatedCluster]:
     """Provide a simulated cluster in which a slow scrub of one device is in progress."""
-    async with simulated_cluster(devices) as cluster:
+    async with leisurely_cluster(devices) as cluster:
         cluster.gpu(number).slow = 100.0
         assert cluster.service is not None
         scrubbing = asyncio.create_task(cluster.service.scrub(cluster.gpu(number).id))
@@ -86,7 +86,7 @@ async def cluster_with_a_slow_scrub(devices: int = 1, number: int = 0) -> AsyncI
 
 @in_virtual_time
 async def test_operator_reset_resets_the_device_first_and_then_scrubs_and_certifies_it() -> None:
-    async with simulated_cluster(devices=2) as cluster:
+    async with leisurely_cluster(devices=2) as cluster:
         before = cluster.record().certificate
         updates = await reset(cluster)
         finished, certificate = updates[-1].finished, updates[-1].certificate
@@ -105,7 +105,7 @@ async def test_operator_reset_resets_the_device_first_and_then_scrubs_and_certif
 
 @in_virtual_time
 async def test_updates_of_an_operator_reset_belong_to_one_scrub_and_are_never_marked_as_joined() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         updates = await reset(cluster)
         assert len({each.scrub for each in updates}) == 1
         assert Step.RESET in [each.step for each in updates]
@@ -115,7 +115,7 @@ async def test_updates_of_an_operator_reset_belong_to_one_scrub_and_are_never_ma
 
 @in_virtual_time
 async def test_audit_log_names_operator_reason_and_scrub_of_a_reset() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         updates = await reset(cluster)
         (event,) = logged(cluster)
         assert (event.device, event.scrub, event.actor, dict(event.fields)) == (
@@ -130,7 +130,7 @@ async def test_audit_log_names_operator_reason_and_scrub_of_a_reset() -> None:
 
 @in_virtual_time
 async def test_operator_reset_voids_the_certificate_and_starts_are_refused_meanwhile() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         going = ordering(cluster)
         await under_way(cluster)
         assert cluster.record().certificate is None
@@ -148,7 +148,7 @@ async def refusal_now(cluster: SimulatedCluster, tenant: object) -> ScrubberErro
 
 @in_virtual_time
 async def test_start_during_an_operator_reset_joins_its_scrub_and_gets_the_device_once_certified() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         going = ordering(cluster)
         await under_way(cluster)
         (granted,) = await request_start(cluster, await admitted(cluster))
@@ -162,7 +162,7 @@ async def test_start_during_an_operator_reset_joins_its_scrub_and_gets_the_devic
 
 @in_virtual_time
 async def test_device_reset_together_with_another_is_certified_again() -> None:
-    async with simulated_cluster(devices=2) as cluster:
+    async with leisurely_cluster(devices=2) as cluster:
         cluster.gpu(0).together = (cluster.gpu(1).id,)
         before = cluster.record(1).certificate
         await reset(cluster)
@@ -176,14 +176,14 @@ async def test_device_reset_together_with_another_is_certified_again() -> None:
 
 @in_virtual_time
 async def test_operator_reset_is_carried_out_under_an_observing_policy() -> None:
-    async with simulated_cluster(devices=1, policy=replace(DEFAULT, enforcement=Enforcement.OBSERVE)) as cluster:
+    async with leisurely_cluster(devices=1, policy=replace(DEFAULT, enforcement=Enforcement.OBSERVE)) as cluster:
         await reset(cluster)
         assert cluster.gpu().resets == 1
 
 
 @in_virtual_time
 async def test_failed_operator_reset_quarantines_the_device_with_the_cause() -> None:
-    async with simulated_cluster(devices=1, policy=SLOWLY) as cluster:
+    async with leisurely_cluster(devices=1, policy=SLOWLY) as cluster:
         cluster.gpu().reset_fails = "it did not come back"
         finished = (await reset(cluster))[-1].finished
         assert finished is not None
@@ -203,7 +203,7 @@ def nothing_was_done(cluster: SimulatedCluster) -> bool:
 
 @in_virtual_time
 async def test_operator_reset_of_a_device_in_use_is_refused_with_the_pod_and_leaves_the_tenant_running() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         tenant = await started(cluster, "acme", "train-0")
         before = cluster.record()
         with pytest.raises(DeviceBusy, match=r"in use by acme/train-0, held by PID \d+ \(python train.py\)"):
@@ -216,7 +216,7 @@ async def test_operator_reset_of_a_device_in_use_is_refused_with_the_pod_and_lea
 
 @in_virtual_time
 async def test_operator_reset_that_includes_a_device_in_use_is_refused() -> None:
-    async with simulated_cluster(devices=2) as cluster:
+    async with leisurely_cluster(devices=2) as cluster:
         cluster.gpu(0).together = (cluster.gpu(1).id,)
         tenant = await started(cluster, "acme", "train-0", 1)
         before = cluster.record(0), cluster.record(1)
@@ -246,7 +246,7 @@ async def test_operator_reset_is_refused_while_a_device_of_the_reset_group_is_be
 @in_virtual_time
 async def test_second_of_two_simultaneous_operator_resets_is_refused() -> None:
     """Both callers checked before either began: the controller decides under its lock."""
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         orders = [ordering(cluster), ordering(cluster)]
         await cluster.until(lambda: all(order.done() for order in orders))
         refused = [order.exception() for order in orders if order.exception() is not None]
@@ -259,7 +259,7 @@ async def test_second_of_two_simultaneous_operator_resets_is_refused() -> None:
 @in_virtual_time
 async def test_operator_reset_during_the_commit_of_a_grant_is_refused_because_the_device_is_in_use() -> None:
     """The grant is durable and not applied yet: a reader still sees a clean, unassigned device."""
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         orders: list[asyncio.Task[list[ScrubUpdate]]] = []
         cluster.ledger_store.granting = lambda: orders.append(ordering(cluster))
         await request_start(cluster, await admitted(cluster))
@@ -271,7 +271,7 @@ async def test_operator_reset_during_the_commit_of_a_grant_is_refused_because_th
 
 @in_virtual_time
 async def test_operator_reset_is_refused_by_a_policy_that_never_resets() -> None:
-    async with simulated_cluster(devices=1, policy=replace(DEFAULT, reset=ResetMode.NEVER)) as cluster:
+    async with leisurely_cluster(devices=1, policy=replace(DEFAULT, reset=ResetMode.NEVER)) as cluster:
         before = cluster.record()
         with pytest.raises(Refused, match="does not allow resets"):
             await reset(cluster)
@@ -284,7 +284,7 @@ async def test_operator_reset_is_refused_by_a_policy_that_never_resets() -> None
 async def test_operator_reset_without_a_reset_mechanism_is_refused_with_the_reason_and_leaves_the_device_in_service(
     use: ResetMode,
 ) -> None:
-    async with simulated_cluster(devices=1, policy=replace(DEFAULT, reset=use)) as cluster:
+    async with leisurely_cluster(devices=1, policy=replace(DEFAULT, reset=use)) as cluster:
         cluster.gpu().reset_missing = "the node is a virtual machine"
         resets, before = cluster.gpu().resets, cluster.record()
         with pytest.raises(Refused, match="cannot be reset on this node: the node is a virtual machine"):
@@ -323,7 +323,7 @@ def node_with(cluster: SimulatedCluster, resetter: Resetter) -> Node:
 @pytest.mark.parametrize("answer", [DriverTimeout("no answer"), Unreadable("no sense"), Unavailable("no driver")])
 @in_virtual_time
 async def test_operator_reset_is_refused_when_no_reset_plan_can_be_made(answer: ScrubberError) -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         before = cluster.record()
         with pytest.raises(type(answer)):
             await anext(node_with(cluster, Planning(answer)).actions.reset("0", WHY, WHO))
@@ -334,7 +334,7 @@ async def test_operator_reset_is_refused_when_no_reset_plan_can_be_made(answer: 
 @pytest.mark.parametrize(("device", "reason"), [("7", WHY), ("GPU-", WHY), ("0", ""), ("0", " \n")])
 @in_virtual_time
 async def test_operator_reset_without_a_device_or_a_reason_is_refused(device: str, reason: str) -> None:
-    async with simulated_cluster(devices=2) as cluster:
+    async with leisurely_cluster(devices=2) as cluster:
         with pytest.raises(InvalidRequest):
             await anext(cluster.node.actions.reset(device, reason, WHO))
         assert nothing_was_done(cluster)
@@ -342,7 +342,7 @@ async def test_operator_reset_without_a_device_or_a_reason_is_refused(device: st
 
 @in_virtual_time
 async def test_operator_reset_that_cannot_be_stored_is_not_carried_out() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         cluster.ledger_store.refuses = "The disk is full."
         with pytest.raises(LedgerFailure):
             await reset(cluster)
@@ -364,7 +364,7 @@ USED_UP = {
 @pytest.mark.parametrize("limit", USED_UP)
 @in_virtual_time
 async def test_operator_reset_ignores_the_breaker_and_the_recovery_backoff(limit: str) -> None:
-    async with simulated_cluster(devices=1, policy=USED_UP[limit]) as cluster:
+    async with leisurely_cluster(devices=1, policy=USED_UP[limit]) as cluster:
         await struck(cluster)
         await cluster.run(60.0)
         assert (cluster.record().advertised, cluster.gpu().resets) == (False, 0)
@@ -379,7 +379,7 @@ async def test_operator_reset_ignores_the_breaker_and_the_recovery_backoff(limit
 async def test_operator_reset_ignores_the_daily_limits_of_recovery(day: dict[str, int]) -> None:
     """All faults came under one tenant, so automatic recovery waits for the next day: an operator need not wait."""
     policy = replace(DEFAULT, recovery=RecoveryRule(**day))
-    async with simulated_cluster(devices=1, policy=policy) as cluster:
+    async with leisurely_cluster(devices=1, policy=policy) as cluster:
         for number in range(2):
             tenant = await started(cluster, "acme", f"train-{number}")
             await struck(cluster)
@@ -398,7 +398,7 @@ async def test_operator_reset_ignores_the_daily_limits_of_recovery(day: dict[str
 @in_virtual_time
 async def test_number_of_operator_resets_is_unlimited() -> None:
     few = replace(DEFAULT, breaker=BreakerRule(max_resets=1, window=900.0), recovery=RecoveryRule(max_resets_per_day=1))
-    async with simulated_cluster(devices=1, policy=few) as cluster:
+    async with leisurely_cluster(devices=1, policy=few) as cluster:
         for _ in range(4):
             finished = (await reset(cluster))[-1].finished
             assert finished is not None
@@ -411,7 +411,7 @@ async def test_number_of_operator_resets_is_unlimited() -> None:
 async def test_operator_reset_does_not_count_towards_the_automatic_resets() -> None:
     """An operator's successful reset is recorded as an attempt, and does not use up the service's one reset."""
     one = replace(DEFAULT, breaker=BreakerRule(max_resets=1, window=900.0), recovery=SLOWLY.recovery)
-    async with simulated_cluster(devices=1, policy=one) as cluster:
+    async with leisurely_cluster(devices=1, policy=one) as cluster:
         await struck(cluster)
         await reset(cluster)
         (attempt,) = cluster.record().recovery_attempts
@@ -427,7 +427,7 @@ async def test_operator_reset_does_not_count_towards_the_automatic_resets() -> N
 
 @in_virtual_time
 async def test_operator_reset_puts_a_device_that_owes_a_reset_on_probation() -> None:
-    async with simulated_cluster(devices=1, policy=SLOWLY) as cluster:
+    async with leisurely_cluster(devices=1, policy=SLOWLY) as cluster:
         await struck(cluster)
         assert cluster.record().must_reset
         await reset(cluster)
@@ -439,7 +439,7 @@ async def test_operator_reset_puts_a_device_that_owes_a_reset_on_probation() -> 
 
 @in_virtual_time
 async def test_operator_reset_puts_a_device_quarantined_for_a_scrub_on_probation() -> None:
-    async with simulated_cluster(devices=1, policy=SLOWLY) as cluster:
+    async with leisurely_cluster(devices=1, policy=SLOWLY) as cluster:
         cluster.gpu().slow = 1e6
         assert cluster.service is not None
         await cluster.service.scrub(cluster.gpu().id)
@@ -458,7 +458,7 @@ async def test_operator_reset_puts_a_device_with_a_transient_condition_on_probat
     over: bool,
 ) -> None:
     hot = replace(SLOWLY, health=HealthRule(quarantine_after={"too-hot": 1.0}))
-    async with simulated_cluster(devices=1, policy=hot) as cluster:
+    async with leisurely_cluster(devices=1, policy=hot) as cluster:
         cluster.gpu().celsius = 120
         await cluster.until(lambda: cluster.record().health is Health.QUARANTINED)
         if over:
@@ -473,7 +473,7 @@ async def test_operator_reset_puts_a_device_with_a_transient_condition_on_probat
 async def test_device_quarantined_by_an_operator_stays_quarantined_after_a_reset_and_owes_no_reset(
     faulted: bool,
 ) -> None:
-    async with simulated_cluster(devices=1, policy=SLOWLY) as cluster:
+    async with leisurely_cluster(devices=1, policy=SLOWLY) as cluster:
         await cluster.node.actions.quarantine("0", "looks odd", "uid:7")
         if faulted:
             cluster.gpu().report_xid(95)
@@ -495,7 +495,7 @@ async def test_device_quarantined_by_an_operator_stays_quarantined_after_a_reset
 @in_virtual_time
 async def test_condemned_device_stays_condemned_after_an_operator_reset_and_owes_no_reset() -> None:
     hopeless = replace(DEFAULT, recovery=RecoveryRule(max_attempts=2))
-    async with simulated_cluster(devices=1, policy=hopeless) as cluster:
+    async with leisurely_cluster(devices=1, policy=hopeless) as cluster:
         cluster.gpu().reset_fails = "it did not come back"
         await struck(cluster)
         await cluster.until(lambda: cluster.record().health is Health.CONDEMNED)
@@ -510,7 +510,7 @@ async def test_condemned_device_stays_condemned_after_an_operator_reset_and_owes
 
 @in_virtual_time
 async def test_device_that_needs_a_reboot_stays_quarantined_after_an_operator_reset() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         await struck(cluster, xid=79)
         await reset(cluster)
         cause = cluster.record().cause
@@ -520,7 +520,7 @@ async def test_device_that_needs_a_reboot_stays_quarantined_after_an_operator_re
 
 @in_virtual_time
 async def test_failed_operator_reset_of_a_quarantined_device_costs_a_recovery_attempt() -> None:
-    async with simulated_cluster(devices=1, policy=SLOWLY) as cluster:
+    async with leisurely_cluster(devices=1, policy=SLOWLY) as cluster:
         await struck(cluster)
         cluster.gpu().reset_fails = "it did not come back"
         await reset(cluster)
@@ -533,7 +533,7 @@ async def test_failed_operator_reset_of_a_quarantined_device_costs_a_recovery_at
 async def test_operator_reset_on_probation_clears_the_owed_reset() -> None:
     """An operator released the device before it was reset."""
     quiet = replace(DEFAULT, recovery=replace(SLOWLY.recovery, probation_interval=600.0))
-    async with simulated_cluster(devices=1, policy=quiet) as cluster:
+    async with leisurely_cluster(devices=1, policy=quiet) as cluster:
         await cluster.node.actions.quarantine("0", "looks odd", "uid:7")
         cluster.gpu().report_xid(95)
         cluster.signal(0)
@@ -546,7 +546,7 @@ async def test_operator_reset_on_probation_clears_the_owed_reset() -> None:
 
 @in_virtual_time
 async def test_quarantine_returns_why_the_device_was_out_of_service_already() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         quarantine = cluster.node.actions.quarantine
         assert (await quarantine("0", "looks odd", "uid:7"))[1] is None
         began = cluster.record().cause
@@ -576,7 +576,7 @@ async def test_release_does_not_return_a_device_whose_cause_of_quarantine_persis
 
 @in_virtual_time
 async def test_operator_reset_continues_after_its_caller_disconnects() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         order = asyncio.create_task(reset(cluster))
         await under_way(cluster)
         order.cancel()
@@ -590,7 +590,7 @@ async def test_operator_reset_continues_after_its_caller_disconnects() -> None:
 @pytest.mark.parametrize("turns", range(16))
 @in_virtual_time
 async def test_operator_reset_whose_caller_is_cancelled_is_stored_and_carried_out_or_never_started(turns: int) -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         order = asyncio.create_task(reset(cluster))
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -616,7 +616,7 @@ async def killed(order: asyncio.Task[list[ScrubUpdate]]) -> bool:
 async def test_sigkill_at_any_write_of_an_operator_reset_leaves_a_dirty_device_that_the_next_service_scrubs(
     write: int, durable: bool
 ) -> None:
-    async with simulated_cluster(devices=1, policy=SLOWLY) as cluster:
+    async with leisurely_cluster(devices=1, policy=SLOWLY) as cluster:
         cluster.ledger_store.point = CrashPoint(write, durable)
         assert await killed(ordering(cluster))  # at its start or at its end: nothing else is written
         finished = [each for each in logged(cluster, "scrub.finished") if each.actor == WHO]
@@ -633,7 +633,7 @@ async def test_sigkill_at_any_write_of_an_operator_reset_leaves_a_dirty_device_t
 @pytest.mark.parametrize("seconds", [0.001, 0.5, 1.9, 2.1, 2.5])
 @in_virtual_time
 async def test_sigkill_during_an_operator_reset_keeps_the_device_quarantined_and_its_reset_owed(seconds: float) -> None:
-    async with simulated_cluster(devices=1, policy=SLOWLY) as cluster:
+    async with leisurely_cluster(devices=1, policy=SLOWLY) as cluster:
         await struck(cluster)
         order = ordering(cluster)
         await cluster.run(seconds)
@@ -649,7 +649,7 @@ async def test_sigkill_during_an_operator_reset_keeps_the_device_quarantined_and
 
 @in_virtual_time
 async def test_stopped_service_abandons_an_operator_reset_and_leaves_the_device_dirty() -> None:
-    async with simulated_cluster(devices=1) as cluster:
+    async with leisurely_cluster(devices=1) as cluster:
         order = ordering(cluster)
         await under_way(cluster)
         assert cluster.service is not None

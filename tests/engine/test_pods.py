@@ -28,16 +28,22 @@ class Node:
     def __init__(self) -> None:
         self.listed = True
         self.at = 0.0
+        self.passed = 0.0
+        """Seconds since the last reading."""
+        self.reads = 0
+        """How often the processes were read."""
         self.running: tuple[Process, ...] | None = ()
         """None: they cannot be listed."""
         self.cgroups: RemainingCgroups | None = None
 
     async def read(self) -> KubeletReading:
-        self.at += 1.0
+        self.at += 1.0 + self.passed
+        self.passed = 0.0
         mine = (Assignment(POD, "main", frozenset({"gpu"})),) if self.listed else ()
         return KubeletReading(Trust.TRUSTED, mine, started_at=self.at)
 
     async def processes(self, pod: Pod) -> tuple[Process, ...]:
+        self.reads += 1
         if self.running is None:
             raise Unreadable("There are too many.")
         return self.running
@@ -70,13 +76,13 @@ class Node:
 
 
 class Now(SystemClock):
-    """A clock that stays at a second after the last reading, and a minute after the grant."""
+    """A clock that stays at a minute after the grant; its monotonic time is that of the node, a second after a reading."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def monotonic(self) -> float:
-        return self._node.at + 1.0
+        return self._node.at + self._node.passed + 1.0
 
     def wall(self) -> float:
         return GRANT.at + 60.0
@@ -98,11 +104,42 @@ async def own(watch: PodTracker, grant: Grant) -> PodLiveness:
     return await watch.liveness(grant, limits=Limits(), boot="boot", wall=2000.0, free_for=0.0, starting_pod=POD)
 
 
+async def sample(watch: PodTracker, node: Node, grant: Grant = GRANT) -> bool:
+    """Sample the pod a second after the last sample."""
+    node.passed += 1.0
+    return await watch.sample_processes(grant)
+
+
 async def gone(watch: PodTracker, node: Node) -> None:
     """Remove the pod from the kubelet's list, for two readings."""
     node.listed = False
     await watch.refresh()
     await watch.refresh()
+
+
+async def test_grant_of_an_earlier_boot_is_over_whatever_runs_now() -> None:
+    node = Node()
+    watch = watching(node)
+    node.running = (SANDBOX, MAIN)
+    await watch.refresh()
+    assert await state(watch, grant=replace(GRANT, boot="the boot before")) is PodState.OVER
+
+
+@pytest.mark.parametrize(
+    ("listed", "running", "expected"),
+    [(False, (), True), (True, (), False), (False, (CHILD,), False), (False, None, False)],
+    ids=["neither listed nor running", "listed", "running", "unreadable"],
+)
+async def test_pod_is_gone_once_it_is_neither_listed_nor_running(
+    listed: bool, running: tuple[Process, ...] | None, expected: bool
+) -> None:
+    node = Node()
+    watch = watching(node)
+    await watch.refresh()
+    if not listed:
+        await gone(watch, node)
+    node.running = running
+    assert await watch.is_gone(POD) is expected
 
 
 async def test_runtime_helper_that_died_before_the_main_process_started_does_not_make_the_main_process_a_leftover() -> (
@@ -112,7 +149,7 @@ async def test_runtime_helper_that_died_before_the_main_process_started_does_not
     watch = watching(node)
     for running in ((SANDBOX, HELPER), (SANDBOX, MAIN), (SANDBOX, MAIN)):
         node.running = running
-        await watch.sample_processes(GRANT)
+        await sample(watch, node)
     await gone(watch, node)
     assert await state(watch) is PodState.ALIVE
 
@@ -122,7 +159,7 @@ async def test_process_that_outlives_a_first_process_observed_twice_is_a_leftove
     watch = watching(node)
     for running in ((SANDBOX, MAIN), (SANDBOX, MAIN, CHILD)):
         node.running = running
-        await watch.sample_processes(GRANT)
+        await sample(watch, node)
     await gone(watch, node)
     node.running = (SANDBOX, CHILD)
     where = await watch.liveness(GRANT, limits=Limits(), boot="boot", wall=2000.0, free_for=0.0)
@@ -151,7 +188,7 @@ async def test_process_that_outlives_the_first_one_before_its_claim_is_released_
     for running in samples:
         node.running = running
         for each in CLAIMED.by_pod():
-            await watch.sample_processes(each)
+            await sample(watch, node, each)
     node.running = (CHILD,)
     (released,) = RELEASED.by_pod()
     assert await state(watch, grant=released) is expected
@@ -163,7 +200,7 @@ async def test_process_first_observed_after_the_pod_was_gone_never_counts_as_a_f
     await gone(watch, node)
     for _ in range(3):
         node.running = (SANDBOX, MAIN, CHILD)
-        await watch.sample_processes(GRANT)
+        await sample(watch, node)
     node.running = (SANDBOX, CHILD)
     assert await state(watch) is PodState.ALIVE
 
@@ -173,7 +210,7 @@ async def test_sidecar_that_ran_before_the_first_grant_keeps_the_pod_alive() -> 
     node = Node()
     watch = watching(node)
     node.running = (SANDBOX, MAIN)
-    await watch.sample_processes(GRANT)
+    await sample(watch, node)
     await gone(watch, node)
     node.running = (SANDBOX,)
     assert await state(watch) is PodState.ALIVE
@@ -228,10 +265,51 @@ async def test_helper_process_observed_once_does_not_count_as_a_dead_first_proce
     node = Node()
     watch = watching(node)
     node.running = (SANDBOX, HELPER)
-    await watch.sample_processes(GRANT)
+    await sample(watch, node)
     await gone(watch, node)
     node.running = (SANDBOX, MAIN)
     assert await state(watch) is PodState.ALIVE
+
+
+async def test_helper_process_does_not_count_twice_because_its_pod_has_several_devices() -> None:
+    node = Node()
+    watch = watching(node)
+    node.running = (SANDBOX, HELPER)
+    await sample(watch, node)
+    await watch.sample_processes(replace(GRANT, sequence=2))
+    assert node.reads == 1
+    await gone(watch, node)
+    node.running = (SANDBOX, MAIN)
+    assert await state(watch) is PodState.ALIVE
+
+
+async def test_pod_whose_first_processes_are_known_is_sampled_every_five_seconds_until_something_changes() -> None:
+    node = Node()
+    watch = watching(node)
+    await watch.refresh()
+    node.running = (SANDBOX, MAIN)
+    assert [await sample(watch, node) for _ in range(6)] == [True] * 6
+    assert node.reads == 2
+    assert await sample(watch, node)
+    assert node.reads == 3
+    watch.note_container_created(POD, GRANT.at + 60.0)
+    assert await sample(watch, node)
+    assert node.reads == 4, "a container was created"
+    assert await sample(watch, node, replace(GRANT, at=GRANT.at + 61.0))
+    assert node.reads == 5, "the sample is older than the grant"
+    node.listed = False
+    await watch.refresh()
+    assert not await sample(watch, node), "the kubelet no longer lists the pod, so its liveness is determined"
+    assert node.reads == 5
+
+
+async def test_sample_of_a_pod_without_processes_beyond_its_baseline_proves_nothing() -> None:
+    node = Node()
+    watch = watching(node)
+    for running in ((SANDBOX,), (), None):
+        node.running = running
+        assert not await sample(watch, node)
+    assert node.reads == 3
 
 
 async def test_pod_has_run_only_if_its_container_was_observed_since_the_grant() -> None:
@@ -239,10 +317,10 @@ async def test_pod_has_run_only_if_its_container_was_observed_since_the_grant() 
     watch = watching(node)
     assert not watch.has_run(GRANT)
     node.running = (SANDBOX,)
-    await watch.sample_processes(GRANT)
+    await sample(watch, node)
     assert not watch.has_run(GRANT), "its sandbox is not the container"
     node.running = (SANDBOX, MAIN)
-    await watch.sample_processes(GRANT)
+    await sample(watch, node)
     assert watch.has_run(GRANT)
     assert watch.has_run(replace(GRANT, at=GRANT.at + 60.0))
     assert not watch.has_run(replace(GRANT, at=GRANT.at + 61.0)), "that was before this grant"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -101,3 +102,13 @@ async def test_every_reader_of_the_publisher_gets_the_new_view() -> None:
     await asyncio.sleep(0.1)
     publisher.publish(view(1), ready=True, ledger_status="ok", refuses_envvar=False)
     assert {(await reader).version for reader in readers} == {1}
+
+
+def test_device_that_did_not_change_keeps_its_view_in_the_next_one() -> None:
+    publisher = Publisher("epoch")
+    first, second = DeviceView(gpu(0).device, record()), DeviceView(gpu(1).device, record(device=gpu(1).id))
+    publisher.publish((first, second), ready=True, ledger_status="ok", refuses_envvar=False)
+    changed = replace(second, advertised=False)
+    publisher.publish((changed, replace(first)), ready=True, ledger_status="ok", refuses_envvar=False)
+    assert publisher.view.devices == (changed, first)
+    assert publisher.view.devices[1] is first

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.domain.errors import NotReady, Quarantined
-from scrubber.domain.evidence import Outcome, PathKind
+from scrubber.domain.evidence import Outcome, PathKind, ScrubTrigger
 from scrubber.domain.policy import Limits
 from scrubber.domain.states import Hygiene
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
@@ -72,6 +72,16 @@ async def test_scrub_that_a_caller_waits_for_is_the_first_to_get_an_eraser_slot(
         await cluster.until(lambda: last.running)
         assert Hygiene.SCRUBBING in {cluster.record(0).hygiene, cluster.record(1).hygiene}
         assert service.life.alive
+
+
+@in_virtual_time
+async def test_device_that_was_granted_after_the_callers_checks_is_not_scrubbed() -> None:
+    async with simulated_cluster(devices=1) as cluster:
+        await started(cluster)
+        erased = cluster.erasers.started
+        with pytest.raises(NotReady):
+            await cluster.controller().scrubs.start(ScrubTrigger.ON_DEMAND)
+        assert (cluster.record().hygiene, cluster.erasers.started) == (Hygiene.IN_USE, erased)
 
 
 # -- cancelled, and repeated -------------------------------------------------------------------------------------------

@@ -129,6 +129,32 @@ def test_memory_step_tolerates_bytes_reserved_by_the_driver_but_no_other_unclear
     assert judged(replace(less, not_covered_bytes=3 * gibibyte + 1)).findings[0].code == "clearing-incomplete"
 
 
+NO_MEMORY = EraseReport(
+    total_bytes=0,
+    cleared_bytes=0,
+    verified_bytes=None,
+    residue_bytes=None,
+    failed_bytes=0,
+    not_covered=("memory: registers",),
+)
+
+
+def test_device_without_memory_passes_uncovered_only_where_a_command_claims_it() -> None:
+    @in_virtual_time
+    async def judge() -> None:
+        async with simulated_cluster(devices=1) as cluster:
+            context = work(cluster, NO_MEMORY)
+            assert (await clear_memory(context)).findings[0].code == "clearing-incomplete"
+            device = replace(context.device, claimed_by="command sha256:c0ffee", memory_bytes=0)
+            memory = replace(context.policy.memory, accept_claims=True)
+            claimed = replace(context, device=device, policy=replace(context.policy, memory=memory))
+            result = await clear_memory(claimed)
+            assert (result.verdict, result.findings) == (Verdict.NOT_COVERED, ())
+            assert result.not_covered == ("memory: registers",)
+
+    judge()
+
+
 ALL_SEEN = OnChipReport(
     units=132, units_cleared=132, shared_bytes=232448, register_bytes=262144, residue_bytes=0, failed_bytes=0
 )

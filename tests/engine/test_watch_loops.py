@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,9 +16,10 @@ from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.policy import RequiredProof
 from scrubber.domain.states import Health, Hygiene
 from scrubber.domain.telemetry import Snapshot
+from scrubber.engine.loops.health import watch_health
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
 from tests.simulation.kubelet import Tenant
-from tests.simulation.service import HEALTH_EVERY
+from tests.simulation.service import HEALTH_EVERY, Pace
 from tests.simulation.timeline import in_virtual_time
 
 
@@ -429,3 +433,32 @@ async def test_device_in_use_that_gets_a_new_peer_stays_with_its_pod() -> None:
         await cluster.until(lambda: cluster.controller().state.device.peers == {cluster.gpu(1).id})
         assert (cluster.record().hygiene, cluster.record().health) == (Hygiene.IN_USE, Health.HEALTHY)
         assert tenant.running
+
+
+@in_virtual_time
+async def test_device_whose_query_is_expensive_is_checked_as_rarely_as_its_backend_says_and_others_as_usual() -> None:
+    async with simulated_cluster(devices=2, pace=Pace(health=1000.0)) as cluster:
+        assert cluster.service is not None
+        queries: Counter[str] = Counter()
+
+        def controller(device: Device) -> SimpleNamespace:
+            async def check() -> None:
+                queries[device.id] += 1
+
+            return SimpleNamespace(
+                id=device.id, state=SimpleNamespace(device=device), health=SimpleNamespace(check=check)
+            )
+
+        controllers = {each.id: controller(each.device) for each in (cluster.gpu(0), cluster.gpu(1))}
+        node = SimpleNamespace(devices=SimpleNamespace(controllers=controllers))
+        loop = asyncio.create_task(
+            watch_health(
+                node,  # type: ignore[arg-type]
+                dependencies=cluster.service.dependencies,
+                interval=1.0,
+                least=lambda device: 10.0 if device.id == cluster.gpu(1).id else 0.0,
+            )
+        )
+        await cluster.run(99.5)
+        loop.cancel()
+        assert queries == {cluster.gpu(0).id: 100, cluster.gpu(1).id: 10}

@@ -17,8 +17,16 @@ REFUSAL = "Error: "
 def lines(daemon: Daemon) -> list[dict[str, Any]]:
     """Return the events of its log. Any other line must be a refusal to start."""
     text = daemon.log.read_text() if daemon.log.exists() else ""
-    whole = text[: text.rfind("\n") + 1].splitlines()
-    return [json.loads(line) for line in whole if not line.startswith(REFUSAL)]
+    *whole, _ = text.split("\n")
+    return [_event(line) for line in whole if not line.startswith(REFUSAL)]
+
+
+def _event(line: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError:
+        raise AssertionError(f"a line of the log is no event: {line!r}") from None
+    return found
 
 
 def check(stage: Playground) -> None:

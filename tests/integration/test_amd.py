@@ -22,8 +22,16 @@ SECRET = b"team-a's model weights"
 class AmdStage(Playground):
     """A temporary node with AMD GPUs; ``plugin``: additional arguments of ``scrubber plugin``."""
 
-    def __init__(self, directory: Path, *, gpus: int = 2, partitions: int = 1, plugin: Sequence[str] = ()) -> None:
-        super().__init__(directory=directory, devices=gpus * partitions, policy=QUICK)
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        gpus: int = 2,
+        partitions: int = 1,
+        plugin: Sequence[str] = (),
+        policy: str = QUICK,
+    ) -> None:
+        super().__init__(directory=directory, devices=gpus * partitions, policy=policy)
         self.machine = AmdMachine.create(self.directory / "m", gpus=gpus, partitions=partitions)
         words = list(self.service.arguments)
         words[words.index("sim")] = "amd"
@@ -96,6 +104,22 @@ async def test_gpu_with_an_uncorrected_error_returns_after_a_reset(short_tmp: Pa
         log = stage.service.log.read_text()
         assert "Uncorrected RAS error in block 2 was reported: it requires a GPU reset" in log
         assert name in log
+
+
+async def test_gpu_in_another_partition_mode_than_the_policys_is_reset_and_returns_in_it(short_tmp: Path) -> None:
+    policy = short_tmp / "partitioned.yaml"
+    policy.write_text(f"{Path(QUICK).read_text()}\nsettings: {{compute_partition: CPX}}\n")
+    plugin = ("--amd-resource-naming", "mixed")
+    async with AmdStage(short_tmp, gpus=1, plugin=plugin, policy=str(policy)) as stage:
+        await stage.service.start()
+        await stage.plugin.start()
+        await stage.offers(1, "amd.com/cpx_nps1")
+        (part,) = stage.machine.parts.values()
+        assert (part.gpu / "current_compute_partition").read_text().strip() == "CPX"
+        log = stage.service.log.read_text()
+        assert "compute_partition could not be restored: it is SPX, not CPX." in log
+        assert "from SPX to CPX, as the policy requires" in log
+        await stage.in_state(part.name, "clean")
 
 
 @pytest.mark.parametrize(("naming", "resource"), [("single", RESOURCE), ("mixed", "amd.com/dpx_nps1")])

@@ -56,8 +56,8 @@ def as_shown(certified: dict[str, Any]) -> dict[str, Any]:
     return shown | {"metadata": {"name": certified["id"]}, "issuedAt": rfc3339(certified["issuedAt"])}
 
 
-def by_command(envelope: Path, key: Path) -> int:
-    return offline("verify", str(envelope), "--key", str(key)).code
+async def by_command(envelope: Path, key: Path) -> int:
+    return (await offline("verify", str(envelope), "--key", str(key))).code
 
 
 class TestVerificationScript:
@@ -119,18 +119,18 @@ class TestVerificationScript:
         ],
         ids=lambda value: "" if isinstance(value, bytes) else str(value),
     )
-    def test_verification_script_and_command_agree(self, tmp_path: Path, envelope: bytes, verdict: int) -> None:
+    async def test_verification_script_and_command_agree(self, tmp_path: Path, envelope: bytes, verdict: int) -> None:
         (tmp_path / "c.json").write_bytes(envelope)
         (tmp_path / "key.pem").write_text(KEY.public_key)
         assert by_script(tmp_path / "c.json", tmp_path / "key.pem")[0] == verdict
-        assert by_command(tmp_path / "c.json", tmp_path / "key.pem") == verdict
+        assert await by_command(tmp_path / "c.json", tmp_path / "key.pem") == verdict
 
     @pytest.mark.parametrize("key", [b"", b"hello", GOOD.encode()], ids=["empty", "words", "an envelope"])
-    def test_invalid_key_gives_no_verdict_from_script_or_command(self, tmp_path: Path, key: bytes) -> None:
+    async def test_invalid_key_gives_no_verdict_from_script_or_command(self, tmp_path: Path, key: bytes) -> None:
         (tmp_path / "c.json").write_text(GOOD)
         (tmp_path / "key.pem").write_bytes(key)
         assert by_script(tmp_path / "c.json", tmp_path / "key.pem")[0] == 2
-        assert by_command(tmp_path / "c.json", tmp_path / "key.pem") == 2
+        assert await by_command(tmp_path / "c.json", tmp_path / "key.pem") == 2
 
 
 class TestCertificatePage:
@@ -188,8 +188,8 @@ async def test_every_certificate_of_a_node_can_be_verified_elsewhere() -> None:
             shown = as_shown(certified)
             assert {name: item[name] for name in shown} == shown
             assert certified["covered"], "what was measured is in there"
-            assert by_command(file, key) == 0
-            assert (by_script(file, wrong)[0], by_command(file, wrong)) == (1, 1)
+            assert await by_command(file, key) == 0
+            assert (by_script(file, wrong)[0], await by_command(file, wrong)) == (1, 1)
             ended = await stage.run_command("certificate", "verify", str(file))
             assert ended.returncode == 0
             assert "Using the key of the service on this node" in ended.stderr
@@ -264,7 +264,7 @@ async def test_certificate_changed_in_the_ledger_has_an_invalid_signature() -> N
         shown = await stage.run_command("certificate", "show", item["metadata"]["name"], "-o", "json")
         assert (shown.returncode, json.loads(shown.stdout)["signatureStatus"]) == (1, "invalid")
         file = await exported(stage, item["metadata"]["name"])
-        assert (by_script(file, key)[0], by_command(file, key)) == (1, 1)
+        assert (by_script(file, key)[0], await by_command(file, key)) == (1, 1)
 
 
 async def test_signing_key_readable_by_others_stops_the_service_until_its_mode_is_fixed() -> None:

@@ -44,6 +44,10 @@ class Cluster:
     stage: Playground
     checker: Checker
 
+    async def offers(self, resource: str, count: int) -> None:
+        """Wait until the node's object in the API server lists so many devices: the kubelet knows of them earlier."""
+        await self.stage.kubelet.wait_until(lambda node: node.node_status.allocatable.get(resource) == count, SOON)
+
     def namespaces(self) -> set[str]:
         return {each["metadata"]["name"] for each in self.server.api.store.items(NAMESPACES)}
 
@@ -64,6 +68,7 @@ async def gated(root: Path, *, devices: int = 1) -> AsyncIterator[Cluster]:
     async with cluster(root, devices=devices) as here:
         await here.stage.start_daemons(SOON)
         await here.stage.wait_until_clean(SOON)
+        await here.offers(RESOURCE, devices)
         yield here
 
 
@@ -92,7 +97,7 @@ async def test_check_finds_the_secret_behind_a_vendors_plugin_without_a_gate(sho
         cluster(short_tmp) as here,
         vendor_plugin.running(here.stage.kubelet.device_plugins, here.stage.sim_dir, resource=VENDORS),
     ):
-        await here.stage.kubelet.wait_for_allocatable(VENDORS, 1, SOON)
+        await here.offers(VENDORS, 1)
         found = await here.checker.run("--resource", VENDORS, *scenarios(["exits", "is-killed"]))
         assert found.code == 1, found.errors
         assert found.results == {"exits": "found", "is-killed": "found"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -22,6 +21,7 @@ from plugin.api import dra_v1_pb2 as dra
 from scrubber.adapters.sim import control
 from scrubber.emulator.cluster import Account, ApiServer
 from scrubber.emulator.playground import Playground
+from tests import forkserver
 from tests.cluster.emulated import (
     CLAIMS,
     DRIVER,
@@ -74,8 +74,8 @@ async def started_driver(
 ) -> AsyncIterator[Driver]:
     words = ["--node-name", NODE, "--kubeconfig", str(kubeconfig), "--socket-dir", str(service)]
     words += ["--kubelet-plugins-dir", str(plugins), "--registry-dir", str(registry), "--cdi-dir", str(specifications)]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "scrubber.cli.main", "dra", *words),
+    process = await forkserver.start(
+        *("scrubber.cli.main", "dra", *words),
         *("--log-format", "json", *(flags or ("--metrics-address", "off"))),
         stderr=PIPE,
     )

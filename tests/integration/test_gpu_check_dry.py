@@ -6,10 +6,12 @@ The measured values are meaningless for real GPUs; these runs show that the chec
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ import pytest
 from bench.gpu.paths import SlowPath, rates
 from bench.gpu.targets import TARGETS, evaluate_targets
 from scrubber.ports.device import EraseReport
+from tests import forkserver
 from tests.adapters.sim_rig import Tenant
+from tests.gpu.__main__ import main
 from tests.gpu.outcome import Log, Report, Verdict, dump, file_name, finished, render
 from tests.gpu.parts.attacks import nothing_found
 from tests.nvidia.build import LIBRARY
@@ -27,7 +31,8 @@ from tests.nvidia.machine import MIB, Machine
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench/results"
-DEADLINE = 100.0
+DEADLINE = 400.0
+"""Seconds; for a check that hangs."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +60,29 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         yield made
 
 
+def words(machine: Machine) -> tuple[str, ...]:
+    return "--quick", "--stand-ins", str(machine.root), "--out", str(machine.root.parent / "out")
+
+
+def ran(machine: Machine, status: int, output: str) -> Ran:
+    reports = list((machine.root.parent / "out").glob("*.json"))
+    return Ran(status, output, json.loads(reports[0].read_text()) if reports else {})
+
+
 def check(machine: Machine, *arguments: str) -> Ran:
-    out = machine.root.parent / "out"
-    command = [sys.executable, "-m", "tests.gpu", "--quick", "--stand-ins", str(machine.root), "--out", str(out)]
-    done = subprocess.run(
-        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False
-    )
-    reports = list(out.glob("*.json"))
-    report = json.loads(reports[0].read_text()) if reports else {}
-    return Ran(done.returncode, done.stdout + done.stderr, report)
+    """Run the check in this process, with children that are forked."""
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+        patch.setattr(asyncio, "create_subprocess_exec", forkserver.start_child)
+        status = main([*words(machine), *arguments])
+    return ran(machine, status, output.getvalue())
+
+
+def checked_by_make(machine: Machine) -> Ran:
+    """Run the whole check as ``make gpu-check`` does."""
+    command = [sys.executable, "-m", "tests.gpu", *words(machine)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    return ran(machine, done.returncode, done.stdout + done.stderr)
 
 
 # --- whole runs
@@ -71,28 +90,30 @@ def check(machine: Machine, *arguments: str) -> Ran:
 
 def test_gpu_check_on_stand_ins_runs_every_part_and_stores_no_figures(machine: Machine) -> None:
     before = {path: path.read_bytes() for path in RESULTS.iterdir()}
-    ran = check(machine)
-    assert ran.status == 0, ran.output
-    assert ran.failed == set()
-    assert ran.report["dry"] is True
-    assert ran.report["targets"] == []
-    assert "DRY RUN" in ran.output
+    found = checked_by_make(machine)
+    assert found.status == 0, found.output
+    assert found.failed == set()
+    assert found.report["dry"] is True
+    assert found.report["targets"] == []
+    assert "DRY RUN" in found.output
     assert [path.name for path in (machine.root.parent / "out").iterdir()] == ["dry-run-h200-580.65.06.json"]
     assert {path: path.read_bytes() for path in RESULTS.iterdir()} == before
     for place in ("global-memory", "shared-memory", "registers"):
-        assert ran.figure(f"attack.{place}.before", "found_bytes") == ran.figure(f"attack.{place}.before", "left_bytes")
-        assert ran.figure(f"attack.{place}.after", "found_bytes") == 0
-        assert ran.figure(f"attack.{place}.after", "looked_bytes")
-        assert ran.figure(f"attack.{place}.after", "residue_bytes")
+        assert found.figure(f"attack.{place}.before", "found_bytes") == found.figure(
+            f"attack.{place}.before", "left_bytes"
+        )
+        assert found.figure(f"attack.{place}.after", "found_bytes") == 0
+        assert found.figure(f"attack.{place}.after", "looked_bytes")
+        assert found.figure(f"attack.{place}.after", "residue_bytes")
     for name in ("holders.listed", "holders.device-node", "holders.used-memory", "holders.gone"):
-        assert ran.verdict(name) == Verdict.PASSED
+        assert found.verdict(name) == Verdict.PASSED
     for name in ("kill.no-result", "kill.fence", "kill.memory", "kill.next-scrub"):
-        assert ran.verdict(name) in (Verdict.PASSED, Verdict.UNAVAILABLE)
+        assert found.verdict(name) in (Verdict.PASSED, Verdict.UNAVAILABLE)
     for name in ("inventory.nvidia-smi", "settings.compute-mode", "coverage", "coverage.on-chip", "diagnostics.quick"):
-        assert ran.verdict(name) == Verdict.PASSED
+        assert found.verdict(name) == Verdict.PASSED
     for name in ("bench.limits", "bench.passes", "bench.slow-path", "bench.fork", "bench.events", "bench.fast-path"):
-        assert ran.verdict(name) == Verdict.PASSED
-    assert ran.verdict("reset") == Verdict.UNAVAILABLE
+        assert found.verdict(name) == Verdict.PASSED
+    assert found.verdict("reset") == Verdict.UNAVAILABLE
     assert machine.gpus[0].text("compute_mode") == "0"
     assert machine.gpus[0].resets() == 0
 
@@ -101,56 +122,56 @@ def test_gpu_check_attacks_and_scrubs_a_mig_instance_separately(tmp_path: Path) 
     with Machine.create(tmp_path / "world", gpus=1, mebibytes=129, reserved_mebibytes=1) as machine:
         attacked, beside = machine.gpus[0].split("1g.18gb", "1g.18gb")
         beside.fill("another tenant's")
-        ran = check(machine, "--device", attacked.uuid, "--only", "settings", "holders", "attack")
-        assert ran.status == 0, ran.output
-        assert ran.verdict("settings.compute-mode") == Verdict.UNAVAILABLE
-        assert ran.figure("attack.mig-instance.before", "found_bytes")
-        assert ran.figure("attack.mig-instance.after", "found_bytes") == 0
+        found = check(machine, "--device", attacked.uuid, "--only", "settings", "holders", "attack")
+        assert found.status == 0, found.output
+        assert found.verdict("settings.compute-mode") == Verdict.UNAVAILABLE
+        assert found.figure("attack.mig-instance.before", "found_bytes")
+        assert found.figure("attack.mig-instance.after", "found_bytes") == 0
         assert beside.content().startswith(b"another tenant's")
 
 
 def test_memory_that_does_not_clear_fails_the_gpu_check_and_the_other_parts_continue(machine: Machine) -> None:
     machine.gpus[0].set("wont_clear", "")
-    ran = check(machine, "--only", "coverage", "diagnostics", "bench.starting")
-    assert ran.status == 1
-    assert ran.failed == {"coverage", "diagnostics.quick"}
-    assert ran.verdict("bench.fork") == Verdict.PASSED
-    assert "FAILED coverage" in ran.output
+    found = check(machine, "--only", "coverage", "diagnostics", "bench.starting")
+    assert found.status == 1
+    assert found.failed == {"coverage", "diagnostics.quick"}
+    assert found.verdict("bench.fork") == Verdict.PASSED
+    assert "FAILED coverage" in found.output
 
 
 def test_unassigned_memory_that_stays_in_use_fails_the_gpu_check(tmp_path: Path) -> None:
     with Machine.create(tmp_path / "world", gpus=1, mebibytes=129, reserved_mebibytes=1) as machine:
         machine.gpus[0].set("used", 80 * MIB)
-        ran = check(machine, "--only", "coverage")
-    assert (ran.status, ran.failed) == (1, {"coverage"})
-    assert f"{16 * MIB} stay in use although no process holds the device" in ran.output
+        found = check(machine, "--only", "coverage")
+    assert (found.status, found.failed) == (1, {"coverage"})
+    assert f"{16 * MIB} stay in use although no process holds the device" in found.output
 
 
 def test_streaming_multiprocessor_that_never_runs_fails_the_gpu_check(machine: Machine) -> None:
     machine.gpus[0].set("sm_dead", 2)
-    ran = check(machine, "--only", "coverage")
-    assert (ran.status, ran.failed) == (1, {"coverage.on-chip"})
+    found = check(machine, "--only", "coverage")
+    assert (found.status, found.failed) == (1, {"coverage.on-chip"})
 
 
 def test_compute_mode_that_cannot_be_changed_is_reported_as_a_missing_fence(machine: Machine) -> None:
     machine.gpus[0].fail("nvmlDeviceSetComputeMode", 4)
-    ran = check(machine, "--only", "settings", "coverage")
-    assert ran.status == 0, ran.output
-    assert ran.verdict("settings.compute-mode") == Verdict.UNAVAILABLE
-    assert any(str(each).startswith("fence:") for each in ran.figure("coverage", "not_covered"))  # type: ignore[attr-defined]
+    found = check(machine, "--only", "settings", "coverage")
+    assert found.status == 0, found.output
+    assert found.verdict("settings.compute-mode") == Verdict.UNAVAILABLE
+    assert any(str(each).startswith("fence:") for each in found.figure("coverage", "not_covered"))  # type: ignore[attr-defined]
 
 
 def test_gpu_check_with_leave_settings_changes_no_settings(machine: Machine) -> None:
     machine.gpus[0].set("gpu_locked_clocks", "1000 1000")
     machine.gpus[0].set("compute_mode", 2)
-    ran = check(machine, "--leave-settings", "--only", "settings", "bench.starting")
-    assert ran.status == 0, ran.output
+    found = check(machine, "--leave-settings", "--only", "settings", "bench.starting")
+    assert found.status == 0, found.output
     assert (machine.gpus[0].text("gpu_locked_clocks"), machine.gpus[0].text("compute_mode")) == ("1000 1000", "2")
 
 
 def test_gpu_check_makes_a_reset_only_with_allow_reset(machine: Machine) -> None:
-    ran = check(machine, "--allow-reset", "--only", "reset")
-    assert ran.status == 0, ran.output
+    found = check(machine, "--allow-reset", "--only", "reset")
+    assert found.status == 0, found.output
     assert machine.gpus[0].resets() == 1
 
 
@@ -160,20 +181,20 @@ def test_gpu_check_does_not_touch_a_device_in_use(machine: Machine) -> None:
     holder = "import os, signal, sys; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print('{\"ready\": 1}', flush=True); signal.pause()"
     tenant = Tenant([sys.executable, "-c", holder, str(gpu.node)]).until_ready()
     try:
-        ran = check(machine)
+        found = check(machine)
     finally:
         tenant.end()
-    assert ran.status == 2
-    assert f"in use by PID {tenant.pid}" in ran.output
+    assert found.status == 2
+    assert f"in use by PID {tenant.pid}" in found.output
     assert gpu.content().startswith(b"secret")
-    assert ran.report == {}
+    assert found.report == {}
 
 
 def test_gpu_check_without_a_driver_checks_nothing_and_reports_the_reason(machine: Machine) -> None:
     machine.remove_driver()
-    ran = check(machine)
-    assert ran.status == 2
-    assert "driver" in ran.output
+    found = check(machine)
+    assert found.status == 2
+    assert "driver" in found.output
 
 
 def test_gpu_check_imports_only_the_standard_library_and_the_adapters() -> None:
@@ -186,10 +207,10 @@ def test_gpu_check_imports_only_the_standard_library_and_the_adapters() -> None:
 
 def test_flag_suggested_for_a_missing_driver_is_accepted_by_the_gpu_check(machine: Machine) -> None:
     (machine.library_directory / LIBRARY).write_bytes(b"")
-    ran = check(machine)
-    assert "--nvidia-driver-root" in ran.output
+    found = check(machine)
+    assert "--nvidia-driver-root" in found.output
     again = check(machine, "--nvidia-driver-root", str(machine.root))
-    assert (again.status, again.output) == (2, ran.output)
+    assert (again.status, again.output) == (2, found.output)
 
 
 def test_secret_search_that_read_too_little_does_not_pass() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from scrubber.emulator import (
     PodStatus,
     RestartPolicy,
 )
+from tests import forkserver
 from tests.emulation import timings
 from tests.plugin_collaborators import DEADLINE, FakeService, device, snapshot
 
@@ -54,8 +54,8 @@ class Node:
 
     @asynccontextmanager
     async def plugin(self, *flags: str) -> AsyncIterator[Process]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "scrubber.cli.main", "plugin"),
+        process = await forkserver.start(
+            *("scrubber.cli.main", "plugin"),
             *("--kubelet-dir", str(self.directory), "--socket-dir", str(self.directory / "s")),
             *("--registration", self.way, "--log-format", "json", "--metrics-address", "off", *flags),
             stderr=PIPE,

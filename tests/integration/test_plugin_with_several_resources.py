@@ -6,10 +6,8 @@ service is a small fake whose responses the test determines.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +20,7 @@ from plugin.kubelet.devices import AdvertisedDevice
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import NotReady
 from scrubber.emulator import ContainerSpec, EmulatedPod, Kubelet, PodPhase, PodSpec, RestartPolicy
+from tests import forkserver
 from tests.emulation import timings
 from tests.gpus import gpu, instance, seen
 from tests.plugin_collaborators import DEADLINE, FakeService, snapshot
@@ -59,8 +58,8 @@ class Node:
 
     @asynccontextmanager
     async def plugin(self, *flags: str) -> AsyncIterator[Process]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "scrubber.cli.main", "plugin", "--mig-strategy", "mixed"),
+        process = await forkserver.start(
+            *("scrubber.cli.main", "plugin", "--mig-strategy", "mixed"),
             *("--kubelet-dir", str(self.directory), "--socket-dir", str(self.directory / "s")),
             *("--registration", self.way, "--log-level", "error", "--metrics-address", "off", *flags),
             stderr=DEVNULL,

@@ -21,10 +21,9 @@ class Both(NvidiaStage):
 
     def __init__(self) -> None:
         super().__init__()
-        words = list(self.service.arguments)
-        words[words.index("nvidia")] = "both"
-        program = ("tests.integration.two_backends", str(self.machine.root), str(self.sim_dir))
-        self.service = Daemon(words, self.service.log, program=program)
+        words = [*self.service.arguments, "--sim-dir", str(self.sim_dir)]
+        words[words.index("nvidia")] = "nvidia,sim"
+        self.service = Daemon(words, self.service.log, program=("tests.nvidia.service", str(self.machine.root)))
 
     async def __aenter__(self) -> Self:
         created = await self.run_command(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from typing import Self
 
 from scrubber.emulator.playground import RESOURCE as MANAGED
 from scrubber.emulator.playground import Daemon
 from tests.adapters.command_rig import SAMPLE, write_program
-from tests.integration.acting import SOON, found_by, reader, running, writer
+from tests.integration.acting import SOON, found_by, history, reader, running, writer
 from tests.integration.nvidia_stage import POLICY, NvidiaStage
 from tests.integration.nvidia_stage import RESOURCE as GPUS
+
+CODE = 13
+"""An error code that the policy takes for a fault of a managed device; as an XID it is an error of the application."""
 
 
 class Both(NvidiaStage):
@@ -25,11 +29,10 @@ class Both(NvidiaStage):
             f"program: {self.managing}\nenvironment: {{SIMULATED_NODE: {self.sim_dir}}}\npollInterval: 2s\n"
         )
         with open(POLICY) as quick:
-            policy.write_text(quick.read() + "memory:\n  acceptClaims: true\n")
-        words = [*self.service.arguments, "--policy", str(policy)]
-        words[words.index("nvidia")] = "both"
-        program = ("tests.integration.two_resources", str(self.machine.root), str(config))
-        self.service = Daemon(words, self.service.log, program=program)
+            policy.write_text(f"{quick.read()}memory:\n  acceptClaims: true\nerrors:\n  reset: [{CODE}]\n")
+        words = [*self.service.arguments, "--policy", str(policy), "--config", str(config)]
+        words[words.index("nvidia")] = "nvidia,command"
+        self.service = Daemon(words, self.service.log, program=("tests.nvidia.service", str(self.machine.root)))
 
     async def __aenter__(self) -> Self:
         created = await self.run_command(
@@ -79,3 +82,32 @@ async def test_gpus_and_devices_of_a_program_are_two_resources_and_a_broken_prog
         assert stage.kubelet.allocatable(GPUS) == stage.kubelet.allocatable(MANAGED) == 2
         write_program(stage.managing, works)
         await stage.all_are(gpus="clean", managed="clean")
+
+
+async def test_error_code_has_the_class_of_its_own_backend_and_the_device_recovers_by_the_reset_of_its_program() -> (
+    None
+):
+    async with Both() as stage:
+        await stage.start_daemons()
+        await stage.offers(2, MANAGED, timeout=SOON)
+        await stage.all_are(gpus="clean", managed="clean")
+        stage.machine.gpus[0].raise_xid(CODE)
+        faults = stage.sim_dir / "devices" / "0" / "faults.json"
+        faults.with_suffix(".new").write_text(f'{{"errors": {{"{CODE}": 1}}}}')
+        faults.with_suffix(".new").replace(faults)
+        quarantines, classes = await until_both_reported(stage)
+        assert quarantines == [("SIM-", f"error-{CODE}")]
+        assert classes == {f"xid-{CODE}": "application", f"error-{CODE}": "reset"}
+        await stage.all_are(gpus="clean", managed="clean")
+        assert faults.read_text() == "{}", "the program has reset the device"
+
+
+async def until_both_reported(stage: Both) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """Wait for the errors of both backends; return the quarantines, and the class of each error."""
+    async with asyncio.timeout(SOON):
+        while True:
+            classes = {row["code"]: row["class"] for row in await history(stage, "health.errors-reported")}
+            quarantines = [(row["device"][:4], row["cause"]) for row in await history(stage, "health.quarantined")]
+            if len(classes) == 2 and quarantines:
+                return quarantines, classes
+            await asyncio.sleep(0.05)

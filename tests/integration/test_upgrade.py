@@ -14,6 +14,7 @@ import pytest
 
 from scrubber import __version__
 from scrubber.adapters.ledger.offline import verify_ledger
+from scrubber.adapters.ledger.schema import CURRENT
 from scrubber.emulator import playground
 from scrubber.emulator.playground import LONGEST_WAIT, RESOURCE, Daemon, Playground
 from scrubber.emulator.pods import EmulatedPod, PodPhase
@@ -134,7 +135,8 @@ async def test_rolling_upgrade_and_rollback_lose_no_grant_and_no_quarantine(whic
 
         converted = await history(stage, "ledger.converted")
         if which == NEXT:
-            assert [(row["from_schema"], row["to_schema"]) for row in converted] == [(1, 2), (2, 1)]
+            schema, newer = CURRENT.number, CURRENT.number + 1
+            assert [(row["from_schema"], row["to_schema"]) for row in converted] == [(schema, newer), (newer, schema)]
             assert [(row["omitted"], row["quarantined"]) for row in converted] == [(0, None), (0, None)]
         differing = [line for line in lines(stage.service) if line["event"] == "plugin.version-differs"]
         assert differing

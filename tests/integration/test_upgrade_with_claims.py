@@ -16,6 +16,7 @@ import pytest
 
 from scrubber import __version__
 from scrubber.adapters.ledger.offline import verify_ledger
+from scrubber.adapters.ledger.schema import CURRENT
 from scrubber.emulator import Kubelet
 from scrubber.emulator.claim_cluster import DRIVER_ACCOUNT, ClaimCluster
 from scrubber.emulator.cluster import Account
@@ -213,9 +214,10 @@ async def test_rolling_upgrade_and_rollback_of_two_nodes_lose_no_claim_and_no_gr
             )
             converted = await history(node.stage, "ledger.converted")
             if which == NEXT:
+                schema, newer = CURRENT.number, CURRENT.number + 1
                 assert [(row["from_schema"], row["to_schema"], row["omitted"]) for row in converted] == [
-                    (1, 2, 0),
-                    (2, 1, 0),
+                    (schema, newer, 0),
+                    (newer, schema, 0),
                 ]
             assert [line for line in lines(node.stage.plugin) if line["event"] == "plugin.version-refused"] == []
             assert (await node.stage.plugin.stop(), await node.stage.service.stop()) == (0, 0)

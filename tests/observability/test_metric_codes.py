@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,17 @@ SOURCES = sorted(
 PLACES = [(code, step, severity) for code in FindingCode for step, severity in code.allowed_severities]
 
 
-def calls() -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield every call in the sources: the file, the last name of the called function, and the call."""
+@cache
+def calls() -> tuple[tuple[str, str, ast.Call], ...]:
+    """Return every call in the sources: the file, the last name of the called function, and the call."""
+    found = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 called = node.func
-                yield path.name, called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", ""), node
+                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+                found.append((path.name, name, node))
+    return tuple(found)
 
 
 def codes() -> Iterator[tuple[str, ast.expr]]:

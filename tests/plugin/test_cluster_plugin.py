@@ -17,6 +17,7 @@ import pytest
 
 from plugin.cluster.condition import CONDITION_TYPE
 from scrubber.emulator.cluster import Answer, HttpResponse, Silence
+from tests import forkserver
 from tests.cluster.plugin_server import PluginApiServer, kubeconfig
 from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, allocation, device, snapshot, start
 
@@ -95,8 +96,8 @@ async def command(directory: Path, environment: dict[str, str], *flags: str) -> 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "HTTP", "http"))}
     words = ["--kubelet-dir", str(directory), "--socket-dir", str(directory / "s"), "--log-format", "json"]
     words += ["--metrics-address", "off", "--cluster-reporting", "auto", "--node-name", "node-1", *flags]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "scrubber.cli.main", "plugin", *words),
+    process = await forkserver.start(
+        *("scrubber.cli.main", "plugin", *words),
         env=kept | environment,
         stdout=PIPE,
         stderr=PIPE,
@@ -217,8 +218,8 @@ async def test_credentials_in_the_environment_alone_enable_no_cluster_writes(
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "SCRUBBER_"))}
     words = ["--kubelet-dir", str(short_tmp), "--socket-dir", str(short_tmp / "s"), "--node-name", "node-1"]
     words += ["--log-format", "json", "--metrics-address", "off"]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "scrubber.cli.main", "plugin", *words), env=kept | credentials, stdout=PIPE, stderr=PIPE
+    process = await forkserver.start(
+        *("scrubber.cli.main", "plugin", *words), env=kept | credentials, stdout=PIPE, stderr=PIPE
     )
     running = Running(process)
     try:

@@ -7,17 +7,18 @@ import json
 import os
 import re
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from plugin.api import deviceplugin_pb2 as api
 from scrubber.api import scrubber_pb2 as pb
+from tests import forkserver
 from tests.gpus import gpu, install_driver, instance, seen
 from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, Registered, allocation, device, snapshot
 
@@ -28,16 +29,14 @@ ENVVAR_REFUSED = (
 
 
 @asynccontextmanager
-async def plugin(
-    directory: Path, *flags: str, program: str = sys.executable, **variables: str
-) -> AsyncIterator[Process]:
+async def plugin(directory: Path, *flags: str, program: str | None = None, **variables: str) -> AsyncIterator[Process]:
     arguments = ["--kubelet-dir", str(directory), "--socket-dir", str(directory / "s"), "--registration", "classic"]
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *("-m", "scrubber.cli.main", "plugin", *arguments, "--log-format", "json", "--metrics-address", "off", *flags),
-        stderr=PIPE,
-        env=os.environ | variables,
-    )
+    words = ("scrubber.cli.main", "plugin", *arguments, "--log-format", "json", "--metrics-address", "off", *flags)
+    options: dict[str, Any] = {"stderr": PIPE, "env": os.environ | variables}
+    if program is None:
+        process = await forkserver.start(*words, **options)
+    else:
+        process = await asyncio.create_subprocess_exec(program, "-m", *words, **options)
     try:
         yield process
     finally:

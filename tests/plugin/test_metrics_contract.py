@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import socket
-import sys
 import time
 import urllib.request
 from asyncio.subprocess import PIPE, Process
@@ -46,6 +45,7 @@ from plugin.kubelet.server import DevicePlugin, ListAndWatchStreams, PluginServe
 from plugin.logs import create_logger
 from plugin.metrics import PluginMetrics
 from scrubber.domain.errors import NotReady
+from tests import forkserver
 from tests.emulation import TinyPlugin
 from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, allocation, device, snapshot, start
 
@@ -114,8 +114,8 @@ async def next_line(process: Process, event: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def plugin(directory: Path, *flags: str) -> AsyncIterator[Process]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "scrubber.cli.main", "plugin", "--registration", "classic", "--log-format", "json"),
+    process = await forkserver.start(
+        *("scrubber.cli.main", "plugin", "--registration", "classic", "--log-format", "json"),
         *(
             "--kubelet-dir",
             str(directory),

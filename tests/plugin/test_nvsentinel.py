@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import os
-import sys
 import time
 from asyncio.subprocess import PIPE
 from collections import Counter
@@ -25,6 +24,7 @@ from plugin.logs import create_logger
 from plugin.main import PluginSettings, run
 from plugin.nvsentinel import AGENT, CHECK_NAME, MAX_PENDING, NvsentinelReporter, NvsentinelTimes, ProcessingStrategy
 from scrubber.domain.errors import InvalidConfiguration
+from tests import forkserver
 from tests.plugin_collaborators import DEADLINE, Bell, FakeKubelet, FakeService, device, snapshot, start
 
 QUICK = NvsentinelTimes(deadline=DEADLINE, first_retry=0.01, max_retry=0.02, restart=0.01)
@@ -273,8 +273,8 @@ async def test_container_starts_while_nvsentinel_hangs_and_the_plugin_stops_at_o
     connector = PlatformConnector(short_tmp)
     connector.behave = _hang
     async with connector, FakeKubelet(short_tmp) as kubelet, FakeService(short_tmp / "s", snapshot(device(0))):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "scrubber.cli.main", "plugin", *words),
+        process = await forkserver.start(
+            *("scrubber.cli.main", "plugin", *words),
             env={**os.environ, "SCRUBBER_NVSENTINEL_SOCKET": str(connector.socket)},
             stderr=PIPE,
         )

@@ -16,6 +16,7 @@ import pytest
 
 from plugin.main import PluginSettings, run
 from scrubber.domain.errors import InvalidConfiguration
+from tests import forkserver
 from tests.plugin_collaborators import DEADLINE, FakeKubelet, FakeService, device, snapshot, start
 
 
@@ -47,9 +48,7 @@ class PluginProcess:
 async def plugin(directory: Path, *flags: str) -> AsyncIterator[PluginProcess]:
     arguments = ["--kubelet-dir", str(directory), "--socket-dir", str(directory / "s"), "--log-format", "json"]
     arguments += ["--metrics-address", "off", *flags]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "scrubber.cli.main", "plugin", *arguments, stderr=PIPE
-    )
+    process = await forkserver.start("scrubber.cli.main", "plugin", *arguments, stderr=PIPE)
     try:
         yield PluginProcess(process)
     finally:

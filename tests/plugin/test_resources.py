@@ -213,8 +213,8 @@ async def test_devices_left_out_are_logged_once() -> None:
 # --- AMD GPUs ---------------------------------------------------------------------------------------------------------
 
 
-def amd(number: int, part: int | None = None, profile: str = "cpx_nps1", **facts: Any) -> AdvertisedDevice:
-    """Return an AMD GPU, or partition ``part`` of it."""
+def amd(number: int, part: int | None = None, profile: str | None = None, **facts: Any) -> AdvertisedDevice:
+    """Return an AMD GPU, or partition ``part`` of it; ``profile`` is empty for a GPU that cannot be partitioned."""
     index = str(number) if part is None else f"{number}:{part}"
     facts.setdefault("verdict", ServiceVerdict.ADVERTISED)
     return AdvertisedDevice(
@@ -222,7 +222,7 @@ def amd(number: int, part: int | None = None, profile: str = "cpx_nps1", **facts
         index,
         healthy=facts["verdict"] is ServiceVerdict.ADVERTISED,
         parent="" if part is None else f"GPU-{number}",
-        profile="" if part is None else profile,
+        profile=profile if profile is not None else "spx_nps1" if part is None else "cpx_nps1",
         access=nodes("kfd", f"dri/renderD{128 + number}"),
         **facts,
     )
@@ -238,15 +238,16 @@ def test_amd_gpus_are_advertised_as_amds_plugin_advertises_them() -> None:
     assert ids(amd_arranged(AmdNaming.SINGLE, *parts)) == {"amd.com/gpu": [each.id for each in parts]}
     assert ids(amd_arranged(AmdNaming.MIXED, *parts, amd(1))) == {
         "amd.com/cpx_nps1": [each.id for each in parts],
-        "amd.com/gpu": [amd(1).id],
+        "amd.com/spx_nps1": [amd(1).id],
     }
+    assert ids(amd_arranged(AmdNaming.MIXED, amd(0, profile=""))) == {"amd.com/gpu": [amd(0).id]}
     assert ids(amd_arranged(AmdNaming.MIXED, *parts, resource="a.b/c")) == {"a.b/cpx_nps1": [each.id for each in parts]}
 
 
 def test_amd_gpus_that_differ_are_not_one_resource_and_leave_other_devices_alone() -> None:
     arrangement = amd_arranged(AmdNaming.SINGLE, amd(0), amd(1, 0), SIM)
     assert ids(arrangement) == {"scrubber.dev/gpu": ["sim-0"]}
-    assert "the GPUs of this node differ (not partitioned, cpx_nps1). Use mixed" in arrangement.error
+    assert "the GPUs of this node differ (cpx_nps1, spx_nps1). Use mixed" in arrangement.error
     assert {each.verdict for each in arrangement.devices if each.is_amd} == {ServiceVerdict.WITHHELD}
 
 

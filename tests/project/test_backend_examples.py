@@ -187,3 +187,127 @@ def test_tenstorrent_card_is_reset_and_claims_no_cleared_byte(tmp_path: Path) ->
     report = program.ask("erase", device)
     assert (report["totalBytes"], report["clearedBytes"], len(report["notCovered"])) == (0, 0, 1)
     assert "-r 0" in program.calls()
+
+
+XPU_SMI = """case "$1" in
+discovery) cat <<'JSON'
+{"device_list": [{"device_id": 0, "device_name": "Intel(R) Data Center GPU Max 1100", "pci_bdf_address": "0000:4D:00.0"},
+ {"device_id": 1, "device_name": "Intel(R) Data Center GPU Max 1100", "pci_bdf_address": "0000:9A:00.0"}]}
+JSON
+;; ps) echo '{"device_util_by_proc_list": [{"device_id": 0, "process_id": 4711}, {"device_id": 1, "process_id": 4712}]}'
+;; health) echo '{"device_id": 0, "memory": {"status": "Critical"}, "core_temperature": {"status": "OK"}}'
+esac"""
+
+
+@pytest.fixture
+def intel(tmp_path: Path) -> Program:
+    program = Program("intel-gpu", tmp_path)
+    program.tool("xpu-smi", XPU_SMI)
+    for number, address in enumerate(("0000:4d:00.0", "0000:9a:00.0")):
+        for name in (f"card{number}", f"renderD{128 + number}"):
+            (tmp_path / "sys/bus/pci/devices" / address / "drm" / name).mkdir(parents=True)
+    return program
+
+
+def test_intel_gpu_is_reset_by_its_own_number_and_claims_no_cleared_byte(intel: Program) -> None:
+    first, second = intel.ask("inventory")["devices"]
+    assert (first["id"], first["memoryBytes"]) == ("intel-0000:4d:00.0", 0)
+    assert second["nodes"] == [{"path": "/dev/dri/card1"}, {"path": "/dev/dri/renderD129"}]
+    device = {"id": second["id"], "index": second["index"], "pci": second["pci"]}
+    report = intel.ask("erase", device)
+    assert (report["totalBytes"], report["clearedBytes"], len(report["notCovered"])) == (0, 0, 1)
+    assert [each for each in intel.calls() if each.startswith("config")] == ["config -d 1 --reset"]
+
+
+def test_intel_gpu_reports_its_own_processes_and_its_unhealthy_parts(intel: Program) -> None:
+    device = intel.device()
+    assert intel.ask("holders", device) == {"pids": [4711], "complete": False}
+    assert intel.ask("telemetry", device) == {"conditions": {"health-memory": "Critical"}}
+
+
+def test_intel_gpu_that_is_not_listed_any_more_is_lost(intel: Program) -> None:
+    device = {**intel.device(), "pci": "0000:ff:00.0"}
+    assert intel.ask("telemetry", device, status=10)["code"] == "lost"
+
+
+@pytest.fixture
+def fpga(tmp_path: Path) -> Program:
+    program = Program("fpga", tmp_path)
+    program.tool("xrt-smi", "")
+    program.environment["FPGA_CARDS"] = ADDRESS
+    program.file(f"bus/pci/devices/{ADDRESS}/vendor", "0x10ee\n")
+    (place_of(program) / "drm" / "renderD128").mkdir(parents=True)
+    return program
+
+
+def test_fpga_is_reset_and_claims_no_cleared_byte(fpga: Program) -> None:
+    (listed,) = fpga.ask("inventory")["devices"]
+    assert (listed["id"], listed["nodes"]) == (f"fpga-{ADDRESS}", [{"path": "/dev/dri/renderD128"}])
+    device = fpga.device()
+    assert fpga.ask("telemetry", device) == {}
+    report = fpga.ask("erase", device)
+    assert (report["totalBytes"], report["clearedBytes"], len(report["notCovered"])) == (0, 0, 1)
+    assert fpga.calls() == [f"reset -d {ADDRESS} --force"]
+
+
+def test_fpga_whose_reset_fails_is_at_fault(fpga: Program) -> None:
+    fpga.tool("xrt-smi", "exit 1")
+    assert fpga.ask("reset", fpga.device(), status=10)["code"] == "failed"
+
+
+def test_fpga_without_a_driver_is_not_listed(fpga: Program) -> None:
+    (place_of(fpga) / "drm" / "renderD128").rmdir()
+    assert "is XRT's driver loaded?" in fpga.ask("inventory", status=12)["message"]
+
+
+@pytest.fixture
+def nic(tmp_path: Path) -> Program:
+    program = Program("rdma-nic", tmp_path)
+    program.tool("devlink", "")
+    program.environment["RDMA_NICS"] = ADDRESS
+    for name, content in {"vendor": "0x15b3\n", "reset": "", "reset_method": "flr bus\n"}.items():
+        program.file(f"bus/pci/devices/{ADDRESS}/{name}", content)
+    for kind, name in {"infiniband_verbs": "uverbs0", "infiniband_mad": "umad0"}.items():
+        (place_of(program) / kind / name).mkdir(parents=True)
+    for name in ("bind", "unbind"):
+        program.file(f"bus/pci/drivers/mlx5_core/{name}", "")
+    (place_of(program) / "driver").symlink_to(tmp_path / "sys/bus/pci/drivers/mlx5_core")
+    return program
+
+
+def written_to(nic: Program) -> dict[str, str]:
+    """Return what was written to the files that unbind, reset and bind the function."""
+    driver = nic.directory / "sys/bus/pci/drivers/mlx5_core"
+    files = {"unbind": driver / "unbind", "reset": place_of(nic) / "reset", "bind": driver / "bind"}
+    return {name: file.read_text() for name, file in files.items()}
+
+
+def test_rdma_nic_is_reloaded_and_reset_without_its_driver(nic: Program) -> None:
+    (listed,) = nic.ask("inventory")["devices"]
+    assert [each["path"] for each in listed["nodes"]] == ["/dev/infiniband/uverbs0", "/dev/infiniband/umad0"]
+    report = nic.ask("erase", nic.device())
+    assert (report["totalBytes"], report["clearedBytes"], len(report["notCovered"])) == (0, 0, 1)
+    assert nic.calls() == [f"dev reload pci/{ADDRESS} action driver_reinit"]
+    assert written_to(nic) == {"unbind": ADDRESS, "reset": "1", "bind": ADDRESS}
+
+
+def test_rdma_nic_that_only_its_bus_can_reset_is_only_reloaded(nic: Program) -> None:
+    (place_of(nic) / "reset_method").write_text("bus\n")
+    assert nic.ask("reset-plan", nic.device())["method"] == "devlink reload"
+    nic.ask("reset", nic.device())
+    assert written_to(nic) == {"unbind": "", "reset": "", "bind": ""}
+
+
+def test_rdma_nic_gets_its_driver_back_after_a_failed_reset(nic: Program) -> None:
+    device = nic.device()
+    (place_of(nic) / "reset").unlink()
+    (place_of(nic) / "reset").mkdir()
+    assert nic.ask("reset", device, status=10)["code"] == "failed"
+    assert (nic.directory / "sys/bus/pci/drivers/mlx5_core/bind").read_text() == ADDRESS
+
+
+def test_rdma_nic_without_a_driver_is_not_reset(nic: Program) -> None:
+    device = nic.device()
+    (place_of(nic) / "driver").unlink()
+    assert "No driver is bound" in nic.ask("erase", device, status=11)["message"]
+    assert not (nic.directory / "calls").exists()

@@ -222,6 +222,12 @@ def test_other_backend_needs_nothing_of_nvidia() -> None:
     assert not [each["name"] for each in of.container["env"] if each["name"].startswith("NVIDIA_")]
 
 
+def test_several_backends_have_what_each_of_them_needs() -> None:
+    of = workload(rendered({"backend": "command,nvidia"}), "scrubber")
+    assert of.container["args"] == ["serve", "--backend=command,nvidia"]
+    assert [each["name"] for each in of.container["env"] if each["name"].startswith("NVIDIA_")]
+
+
 def test_values_reach_the_pods() -> None:
     for name in ("scrubber", "scrubber-plugin"):
         of = workload(with_own_values(), name)
@@ -447,9 +453,15 @@ def test_dashboards_are_config_maps_that_grafanas_sidecar_finds() -> None:
     assert len(base64.b64encode(base64.b64encode(gzip.compress(json.dumps([files, str(objects)]).encode())))) < 1 << 20
 
 
-def test_runbooks_of_the_rules_have_the_configured_address() -> None:
-    values = {"metrics": {"enabled": True, "prometheusRule": {"runbooks": "where/pages/", "labels": {"release": "p"}}}}
-    rule = rendered(values)["PrometheusRule", "scrubber"]
+def test_runbooks_of_rules_and_dashboards_have_the_configured_address() -> None:
+    values = {
+        "dashboards": {"enabled": True},
+        "metrics": {"enabled": True, "prometheusRule": {"runbooks": "where/pages/", "labels": {"release": "p"}}},
+    }
+    objects = rendered(values)
+    board = json.loads(objects["ConfigMap", "scrubber-dashboard-fleet"]["data"]["scrubber-fleet.json"])
+    assert [each["query"] for each in board["templating"]["list"] if each["name"] == "runbooks"] == ["where/pages"]
+    rule = objects["PrometheusRule", "scrubber"]
     addresses = [
         each["annotations"]["runbook_url"]
         for group in rule["spec"]["groups"]

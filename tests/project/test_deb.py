@@ -15,7 +15,7 @@ import pytest
 
 from scripts.build_deb import DEBIAN, PREFIX, assemble, update_records
 from scrubber.config.policy_file import load_policy
-from tests.deployed import DROP_INS, UNITS, unit
+from tests.deployed import DEPLOY, DROP_INS, UNITS, unit
 
 CONFIGURATION = ("plugin.env", "policy.yaml", "service.env")
 LEDGER = Path("var/lib/scrubber/ledger.db")
@@ -85,6 +85,10 @@ def test_package_contains_units_that_start_the_program_in_it(installed: Root) ->
         assert Path(start.split()[0]) == Path("/") / PREFIX / "bin" / "scrubber"
     for name, text in DROP_INS.items():
         assert (installed.path / "usr/share/doc/gpu-scrubber/examples" / name).read_text() == text
+    for script in (DEPLOY / "slurm").iterdir():
+        example = installed.path / "usr/share/doc/gpu-scrubber/examples/slurm" / script.name
+        assert example.read_text() == script.read_text()
+        assert os.access(example, os.X_OK)
     command = installed.path / "usr/bin/scrubber"
     assert command.readlink() == Path("/") / PREFIX / "bin" / "scrubber"
 

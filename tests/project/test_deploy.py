@@ -231,7 +231,7 @@ class TestBothWorkloads:
         command, values = parsed(of.container["args"], monkeypatch, environment_of(of))
         assert command == ("serve" if of.pod.get("hostPID") else "plugin")
         if command == "serve":
-            assert values["backend"] == "nvidia"
+            assert values["backend"] == ["nvidia"]
         else:  # the only way to register that its mounts permit
             assert values["registration"] is RegistrationChoice.CLASSIC
         assert "command" not in of.container  # the image's entry point

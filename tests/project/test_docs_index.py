@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scrubber import __version__
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -56,6 +58,15 @@ def pages_to_list() -> set[Path]:
 def test_index_lists_every_page_of_the_documentation_exactly_once() -> None:
     listed = Counter(path for path in linked_files(INDEX) if path.suffix == ".md" and path.is_relative_to(DOCS))
     assert listed == dict.fromkeys(pages_to_list(), 1)
+
+
+def test_commands_and_manifests_of_the_pages_install_this_version() -> None:
+    file = re.compile(
+        r"(?:newTag: |docker://REGISTRY/scrubber:|IMAGE=REGISTRY/scrubber:|dist/(?:gpu-)?scrubber[-_])(\d+\.\d+\.\d+)"
+    )
+    found = {(page.name, version) for page in PAGES for version in file.findall(page.read_text(encoding="utf-8"))}
+    assert {name for name, _ in found} >= {"README.md", "deploying.md", "releasing.md"}
+    assert {each for each in found if each[1] != __version__} == set()
 
 
 def test_index_lists_the_runbooks() -> None:

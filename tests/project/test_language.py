@@ -9,6 +9,8 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -113,6 +115,27 @@ def names_of(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.attr, node.lineno
 
 
+@dataclass(frozen=True)
+class SourceNames:
+    """The names in one file, each with its line: all that it introduces, its functions, and its public classes."""
+
+    introduced: tuple[tuple[str, int], ...]
+    functions: tuple[tuple[str, int], ...]
+    public_classes: tuple[str, ...]
+
+
+@cache
+def names_in(path: Path) -> SourceNames:
+    tree = ast.parse(path.read_text())
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    classes = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    return SourceNames(
+        tuple(names_of(tree)),
+        tuple((each.name, each.lineno) for each in functions),
+        tuple(name for name in classes if not name.startswith("_")),
+    )
+
+
 def words_of(name: str) -> set[str]:
     return {each.lower() for each in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
 
@@ -120,8 +143,11 @@ def words_of(name: str) -> set[str]:
 def texts_of(source: str) -> Iterator[tuple[str, int]]:
     """Yield the comments, docstrings and string literals of ``source``, line by line, with their line numbers.
 
-    Of an f-string, only its literal parts. The lines of a string are counted from its first one.
+    Of an f-string, only its literal parts. The lines of a string are counted from its first one. Nothing is yielded for
+    a source without a banned word anywhere.
     """
+    if BANNED.search(source) is None:
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string, token.start[0]
@@ -166,9 +192,8 @@ def unclear(name: str) -> str:
 def test_no_two_public_classes_share_a_name() -> None:
     places = defaultdict(list)
     for path in sources(PACKAGES):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(str(path.relative_to(ROOT)))
+        for name in names_in(path).public_classes:
+            places[name].append(str(path.relative_to(ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
@@ -179,7 +204,7 @@ def test_no_name_of_the_code_is_made_of_a_replaced_word(trees: tuple[str, ...], 
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in sources(trees)
-        for name, line in names_of(ast.parse(path.read_text()))
+        for name, line in names_in(path).introduced
         if words_of(name) & replaced
     ]
     assert found == []
@@ -246,11 +271,10 @@ def test_banned_word_in_a_code_block_of_a_document_is_ignored() -> None:
 
 def test_every_test_name_is_a_claim_that_can_be_understood_alone() -> None:
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}: {reason}"
+        f"{path.relative_to(ROOT)}:{line}: {name}: {reason}"
         for path in sources(["tests"])
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
-        if (reason := unclear(node.name))
+        for name, line in names_in(path).functions
+        if name.startswith("test_") and (reason := unclear(name))
     ]
     assert found == [], "\n" + "\n".join(found)
 

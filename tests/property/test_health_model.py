@@ -29,6 +29,7 @@ from tests.simulation.health_graph import LASTS, SOFT, TENANT, Graph, Place, Pro
 from tests.simulation.samples import DEVICE, NODE, NOW, POLICY, by_record, certificate
 
 HEALTH = HealthRule(quarantine_after={SOFT: LASTS})
+OBSERVING = replace(POLICY, enforcement=Enforcement.OBSERVE)
 LIMITED = RecoveryRule(max_attempts=2, max_attempts_per_day=3, max_resets_per_day=2, probation_scrubs=1)
 UNLIMITED = RecoveryRule(
     max_attempts=2, max_attempts_per_day=MAX_ENTRIES, max_resets_per_day=MAX_ENTRIES, probation_scrubs=2
@@ -107,7 +108,7 @@ def _out_once_it_has_lasted(before: Place, name: str, after: Place) -> bool:
 
 def _handed_over_in_service_only(before: Place, name: str, after: Place) -> bool:
     record = after.record
-    policy = replace(POLICY, enforcement=Enforcement.OBSERVE) if record.break_glass is not None else POLICY
+    policy = OBSERVING if record.break_glass is not None else POLICY
     goes = [by_record(record, kind, policy).verdict is HandoverVerdict.GRANT for kind in HandOverKind]
     by_word = record.break_glass is not None and not record.quarantined_by_operator
     return not any(goes) or record.advertised or by_word

@@ -19,13 +19,12 @@ from scrubber.domain.health.signals import recovery_method
 from scrubber.domain.policy import HealthRule
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import ADVERTISED, Health
-from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
+from tests.depth import depth
+from tests.simulation.cluster import DEFAULT, LEISURELY, SimulatedCluster, leisurely_cluster
 from tests.simulation.process_table import gpu, instance
 from tests.simulation.recovery_table import TABLE, XID, Row, do
-from tests.simulation.service import Pace
 from tests.simulation.timeline import in_virtual_time
 
-PACE = Pace(watch=4.0, health=10.0)
 SUSTAINED = 300.0
 LONG = 3_600.0
 """Seconds for which a device that must not return is watched."""
@@ -61,7 +60,7 @@ async def brought_about(cluster: SimulatedCluster, row: Row) -> None:
     await cluster.until(lambda: named(cluster, row, row.at_once), within=300.0)
     if row.takes_out and row.at_once is SUSPECT:
         assert cluster.controller().advertised
-        await cluster.until(lambda: named(cluster, row, QUARANTINED), within=SUSTAINED + 3 * PACE.health)
+        await cluster.until(lambda: named(cluster, row, QUARANTINED), within=SUSTAINED + 3 * LEISURELY.health)
         first_out = next(at for at, each in past(cluster) if each.health is QUARANTINED)
         assert first_out - begun >= SUSTAINED
     cause = cluster.record().cause
@@ -134,7 +133,7 @@ def test_signal_tables_of_the_code_match_the_specification(row: Row) -> None:
 def test_device_never_returns_without_its_recovery_method_despite_restarts(row: Row) -> None:
     @in_virtual_time
     async def play() -> None:
-        async with simulated_cluster(policy=replace(POLICY, **row.policy), pace=PACE) as cluster:
+        async with leisurely_cluster(policy=replace(POLICY, **row.policy)) as cluster:
             if row.opens == "reset":
                 cluster.gpu().reset_fails = "it does not take"
             await brought_about(cluster, row)
@@ -160,7 +159,7 @@ def test_device_never_returns_without_its_recovery_method_despite_restarts(row: 
 def test_device_returns_through_probation_once_its_recovery_method_is_available(row: Row) -> None:
     @in_virtual_time
     async def play() -> None:
-        async with simulated_cluster(policy=replace(POLICY, **row.policy), pace=PACE) as cluster:
+        async with leisurely_cluster(policy=replace(POLICY, **row.policy)) as cluster:
             await brought_about(cluster, row)
             await opened(cluster, row)
             await returns(cluster)
@@ -174,7 +173,7 @@ def test_device_returns_through_probation_once_its_recovery_method_is_available(
 def test_condemned_device_returns_through_probation_after_its_release_by_an_operator(row: Row) -> None:
     @in_virtual_time
     async def play() -> None:
-        async with simulated_cluster(policy=replace(POLICY, **row.policy), pace=PACE) as cluster:
+        async with leisurely_cluster(policy=replace(POLICY, **row.policy)) as cluster:
             if row.opens == "reset":
                 cluster.gpu().reset_fails = "it does not take"
             await brought_about(cluster, row)
@@ -198,7 +197,7 @@ def test_condemned_device_returns_through_probation_after_its_release_by_an_oper
 @pytest.mark.parametrize("row", [row for row in TABLE if row.at_once is HEALTHY], ids=lambda row: row.code)
 @in_virtual_time
 async def test_signal_without_meaning_for_the_device_changes_neither_health_nor_certificate(row: Row) -> None:
-    async with simulated_cluster(policy=POLICY, pace=PACE) as cluster:
+    async with leisurely_cluster(policy=POLICY) as cluster:
         certificate = cluster.record().certificate
         await do(row.put, cluster)
         cluster.signal(0)
@@ -212,14 +211,14 @@ async def test_signal_without_meaning_for_the_device_changes_neither_health_nor_
 async def test_event_signal_makes_a_device_suspect_for_the_quiet_period_although_the_driver_still_lists_it(
     row: Row,
 ) -> None:
-    async with simulated_cluster(policy=POLICY, pace=PACE) as cluster:
+    async with leisurely_cluster(policy=POLICY) as cluster:
         await brought_about(cluster, row)
         assert cluster.controller().advertised
         began = cluster.clock.monotonic()
         await cluster.until(
-            lambda: cluster.record().health is HEALTHY, within=POLICY.health.quiet_period + 2 * PACE.health
+            lambda: cluster.record().health is HEALTHY, within=POLICY.health.quiet_period + 2 * LEISURELY.health
         )
-        assert cluster.clock.monotonic() - began >= POLICY.health.quiet_period - PACE.health
+        assert cluster.clock.monotonic() - began >= POLICY.health.quiet_period - LEISURELY.health
         await cluster.run(LONG)
         assert cluster.record().health is HEALTHY
         assert QUARANTINED not in {each.health for _, each in past(cluster)}
@@ -227,22 +226,21 @@ async def test_event_signal_makes_a_device_suspect_for_the_quiet_period_although
 
 # -- transient conditions ----------------------------------------------------------------------------------------------
 
-soft_ones = pytest.mark.parametrize(
-    "row", [row for row in TABLE if row.code in NVIDIA_SIGNALS.soft], ids=lambda row: row.code
-)
+SOFT = [row for row in TABLE if row.code in NVIDIA_SIGNALS.soft]
+soft_ones = pytest.mark.parametrize("row", SOFT[:: depth().every_soft_signal], ids=lambda row: row.code)
 
 
 @soft_ones
 @in_virtual_time
 async def test_soft_signal_with_regular_quiet_periods_never_quarantines_the_device(row: Row) -> None:
     calm = POLICY.health.quiet_period
-    async with simulated_cluster(policy=POLICY, pace=PACE) as cluster:
+    async with leisurely_cluster(policy=POLICY) as cluster:
         for _ in range(6):
             await do(row.put, cluster)
-            await cluster.run(SUSTAINED - calm - PACE.health)
+            await cluster.run(SUSTAINED - calm - LEISURELY.health)
             assert cluster.record().health is SUSPECT
             cluster.gpu().clear_faults()
-            await cluster.run(calm + 2 * PACE.health)
+            await cluster.run(calm + 2 * LEISURELY.health)
             assert cluster.record().health is HEALTHY
         assert QUARANTINED not in {each.health for _, each in past(cluster)}
 
@@ -250,7 +248,7 @@ async def test_soft_signal_with_regular_quiet_periods_never_quarantines_the_devi
 @soft_ones
 @in_virtual_time
 async def test_soft_signal_with_short_interruptions_counts_as_lasting(row: Row) -> None:
-    async with simulated_cluster(policy=POLICY, pace=PACE) as cluster:
+    async with leisurely_cluster(policy=POLICY) as cluster:
         for _ in range(int(SUSTAINED / 40) + 2):
             await do(row.put, cluster)
             await cluster.run(20.0)
@@ -263,7 +261,7 @@ async def test_soft_signal_with_short_interruptions_counts_as_lasting(row: Row) 
 @in_virtual_time
 async def test_soft_signal_without_a_time_limit_keeps_the_device_suspect_while_the_signal_lasts(row: Row) -> None:
     limitless = replace(POLICY, health=replace(POLICY.health, quarantine_after={}))
-    async with simulated_cluster(policy=limitless, pace=PACE) as cluster:
+    async with leisurely_cluster(policy=limitless) as cluster:
         await do(row.put, cluster)
         await cluster.run(LONG)
         await the_service_starts_again(cluster)
@@ -277,14 +275,14 @@ async def test_soft_signal_without_a_time_limit_keeps_the_device_suspect_while_t
 @soft_ones
 @in_virtual_time
 async def test_duration_of_a_soft_signal_survives_service_restarts(row: Row) -> None:
-    async with simulated_cluster(policy=POLICY, pace=PACE) as cluster:
+    async with leisurely_cluster(policy=POLICY) as cluster:
         await do(row.put, cluster)
         begun = cluster.clock.monotonic()
         for _ in range(5):
             await cluster.run(SUSTAINED / 6)
             await the_service_starts_again(cluster)
         await cluster.until(lambda: named(cluster, row, QUARANTINED), within=SUSTAINED)
-        assert cluster.clock.monotonic() - begun <= SUSTAINED + 3 * PACE.health
+        assert cluster.clock.monotonic() - begun <= SUSTAINED + 3 * LEISURELY.health
 
 
 # -- the driver's recommendation, and the table of XIDs where there is none --------------------------------------------
@@ -306,7 +304,7 @@ WORD: Mapping[str | None, Mapping[str, str]] = {
 async def test_recovery_action_requested_by_the_driver_overrides_the_error_class(
     word: str | None, kind: ErrorClass
 ) -> None:
-    async with simulated_cluster(policy=POLICY, pace=PACE) as cluster:
+    async with leisurely_cluster(policy=POLICY) as cluster:
         cluster.gpu().recovery, cluster.gpu().reset_fails = word, "not now"
         cluster.gpu().report_xid(XID[kind])
         cluster.signal(0)
@@ -330,7 +328,7 @@ async def test_recovery_action_requested_by_the_driver_overrides_the_error_class
 async def test_fault_of_a_mig_instance_affects_its_siblings_and_no_other_gpu() -> None:
     """Instances are not reset automatically: siblings are out until an operator resets their GPU and releases them."""
     parts = [instance(0, "GPU-A"), instance(1, "GPU-A"), instance(2, "GPU-B"), gpu(3)]
-    async with simulated_cluster(policy=POLICY, pace=PACE, gpus=parts) as cluster:
+    async with leisurely_cluster(policy=POLICY, gpus=parts) as cluster:
         cluster.gpu().report_xid(XID[ErrorClass.RESET])
         cluster.signal(0)
         await cluster.until(lambda: {cluster.record(0).health, cluster.record(1).health} == {CONDEMNED}, within=LONG)
@@ -344,7 +342,7 @@ async def test_fault_of_a_mig_instance_affects_its_siblings_and_no_other_gpu() -
 
 @in_virtual_time
 async def test_peer_reset_together_with_a_device_stays_healthy_and_is_certified_again() -> None:
-    async with simulated_cluster(policy=POLICY, pace=PACE) as cluster:
+    async with leisurely_cluster(policy=POLICY) as cluster:
         cluster.gpu().together = (cluster.gpu(1).id,)
         certificate = cluster.record(1).certificate
         cluster.gpu().report_xid(XID[ErrorClass.RESET])

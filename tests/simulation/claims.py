@@ -1,22 +1,32 @@
 """The kubelet's DRA side and a driver: one Prepare for a claim, further starts without a call, Unprepare until it succeeds.
 
-The kubelet knows in memory that a claim is prepared, so it calls Prepare again after its restart and after a reboot. It calls
-Unprepare when the last pod of a claim has ended, after a forced deletion without waiting for that, again after a failure, and
-never after a success. A test may let the calls go to the service directly, or through the driver's process.
+The kubelet's side is that of the emulated kubelet, in virtual time and with its checkpoint in memory: the same code decides
+when a driver is called in ``make demo ARGS=--dra``, in the tests with processes, and here. Its memory is lost at its restart,
+its checkpoint is not. A test may let the calls go to the service directly, or through the driver's process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+import grpc
+
+from plugin.api import dra_v1_pb2 as api
 from plugin.dra.claim_driver import InjectedDevice
 from plugin.dra.claims import ClaimIdentity
 from scrubber.domain.assignment import Claim
 from scrubber.domain.errors import ScrubberError
+from scrubber.emulator.changes import ChangeNotifier
+from scrubber.emulator.dra.checkpoint import ClaimInfos, decode_checkpoint, encode_checkpoint
+from scrubber.emulator.dra.plugins import ClaimRef
+from scrubber.emulator.dra.pod_claims import PodClaims, PrepareFailed, UnprepareFailed
+from scrubber.emulator.events import RpcFailed
+from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodClaim, PodSpec
 from scrubber.engine.views import ClaimRelease, GrantedDevice, PrepareClaimCall
 from tests.simulation.driver import DriverProcess, claim_object
 from tests.simulation.kubelet import RETRY_AFTER, Gone, Kubelet, Tenant
@@ -41,8 +51,8 @@ class SimulatedClaim:
         tenants: pods that reference it, as the kubelet knows.
         answer: of the last Prepare; the driver gets the same again, under the same boot.
         injected: what the driver's process answered then.
-        releasing: the kubelet calls Unprepare.
-        released: Unprepare succeeded: the kubelet has forgotten the claim.
+        releasing: the kubelet has called Unprepare, and not Prepare since.
+        released: Unprepare succeeded, and Prepare was not called since.
     """
 
     uid: str
@@ -63,7 +73,7 @@ class SimulatedClaim:
         return ClaimIdentity(self.namespace, self.name, self.uid)
 
     def call(self, wait: float | None = PREPARE_SECONDS) -> PrepareClaimCall:
-        pods = tuple(each.pod for each in self.tenants)
+        pods = tuple(each.pod for each in self.tenants if each.listed)
         return PrepareClaimCall(Claim(self.uid, self.namespace, self.name, DRIVER, pods), self.devices, (), wait)
 
 
@@ -97,18 +107,24 @@ class ClaimDriver:
         self._breach = breach
         self._released = released
         self._numbers = count(1)
+        self._calls = _Calls(self)
+        self._checkpoint = encode_checkpoint(ClaimInfos())
+        self._pod_claims = self._kubelet_process()
+        self._orphan_loop: asyncio.Task[None] | None = None
         self.claims: list[SimulatedClaim] = []
         self.process: DriverProcess | None = None
+        self.refusals: dict[str, ScrubberError] = {}
+        """The last refusal of a claim's Prepare, by its UID."""
+        kubelet.claim_ended = self._ended
+        kubelet.claim_name = lambda uid: (DRIVER, self.claim(uid).name)
+        kubelet.restarted = self._restart_kubelet
 
     async def use_process(self, devices: Sequence[str]) -> DriverProcess:
         """Let the calls go through a driver's process from now on."""
 
         def read(namespace: str, name: str) -> dict[str, Any] | None:
             claim = next((each for each in self.claims if (each.namespace, each.name) == (namespace, name)), None)
-            if claim is None:
-                return None
-            pods = (each.pod for each in claim.tenants if each.listed)
-            return claim_object(claim.ref, DRIVER, claim.devices, devices, pods)
+            return None if claim is None else self._object(claim, devices)
 
         self.process = DriverProcess(DRIVER, devices, service=self._service, refused=self._refused, read=read)
         await self.process.start()
@@ -119,6 +135,8 @@ class ClaimDriver:
         number = next(self._numbers)
         claim = SimulatedClaim(f"claim-uid-{number:04d}", namespace, f"claim-{number}", tuple(sorted(devices)))
         self.claims.append(claim)
+        if self._orphan_loop is None:
+            self._orphan_loop = start_outside_service(self._release_orphans(), "orphans")
         return claim
 
     def admit(self, claim: SimulatedClaim, name: str, *, starts_after: float = 0.05, starts: bool = True) -> Tenant:
@@ -131,29 +149,90 @@ class ClaimDriver:
             self._kubelet.start_worker(tenant)
         return tenant
 
+    def claim(self, uid: str) -> SimulatedClaim:
+        return next(each for each in self.claims if each.uid == uid)
+
     def claim_of(self, tenant: Tenant) -> SimulatedClaim:
         return next(each for each in self.claims if each.uid == tenant.claim)
 
     def living(self) -> list[SimulatedClaim]:
-        """Return the claims that have a listed pod, and that the kubelet does not release."""
-        return [each for each in self.claims if not each.releasing and any(tenant.listed for tenant in each.tenants)]
+        """Return the claims that have a listed pod, also while the kubelet releases them."""
+        return [each for each in self.claims if any(tenant.listed for tenant in each.tenants)]
+
+    def never_release(self) -> None:
+        """Let the kubelet call Unprepare no more."""
+        self._kubelet.claim_ended = lambda tenant, ordered: None
+        if self._orphan_loop is not None:
+            self._orphan_loop.cancel()
 
     # -- the kubelet -----------------------------------------------------------------------------------------------
 
     async def before_start(self, tenant: Tenant) -> None:
         """Call Prepare, unless the kubelet knows that the claim is prepared.
 
+        The kubelet does so before a sandbox, and here before every container, which repeats no call that it remembers.
+
         Raises:
             Gone: also where the runtime does not find the claim's CDI file; the kubelet does not call Prepare for that.
         """
         claim = self.claim_of(tenant)
-        if claim.uid not in self._kubelet.prepared_claims:
-            await self.prepare(claim, tenant)
-            if not claim.released:
-                self._kubelet.prepared_claims.add(claim.uid)
-                self._kubelet.listed_claims.add(claim.uid)
-        if self.process is not None and claim.uid not in self.process.cdi.files and not claim.released:
+        self.refusals.pop(claim.uid, None)
+        try:
+            await self._pod_claims.prepare(_emulated(tenant, claim))
+        except PrepareFailed:
+            raise self.refusals.pop(claim.uid, None) or Gone from None
+        if self.process is not None and claim.uid not in self.process.cdi.files:
             raise Gone
+
+    def _ended(self, tenant: Tenant, ordered: bool) -> Awaitable[None] | None:
+        """Return what the kubelet waits for before it removes an ``ordered`` pod; orphans are left to their loop."""
+        return self._unprepare_pod(tenant) if ordered else None
+
+    async def _unprepare_pod(self, tenant: Tenant) -> None:
+        while True:
+            try:
+                await self._pod_claims.unprepare(_emulated(tenant, self.claim_of(tenant)))
+            except UnprepareFailed:
+                await asyncio.sleep(RETRY_AFTER)
+            else:
+                return
+
+    async def _release_orphans(self) -> None:
+        while True:
+            await asyncio.sleep(ORPHAN_LOOP_SECONDS)
+            await self._pod_claims.reconcile()
+
+    def _restart_kubelet(self) -> None:
+        self._pod_claims = self._kubelet_process()
+
+    def _kubelet_process(self) -> PodClaims:
+        """Return what a kubelet knows that has just started."""
+
+        def save(claims: ClaimInfos) -> None:
+            if claims is self._pod_claims.claims:  # not a process that is gone
+                self._checkpoint = encode_checkpoint(claims)
+                self._kubelet.listed_claims = {each.uid for each in claims if any(each.drivers.values())}
+
+        return PodClaims(
+            decode_checkpoint(self._checkpoint),
+            read_claim=self._read_claim,
+            get_driver=lambda driver: self._calls,
+            save=save,
+            active_pod_uids=lambda: [each.uid for each in self._kubelet.tenants if each.listed],
+            on_change=lambda: None,
+            on_orphan=lambda uid, reason: None,
+        )
+
+    def _read_claim(self, namespace: str, name: str) -> dict[str, Any]:
+        claim = next(each for each in self.claims if (each.namespace, each.name) == (namespace, name))
+        return self._object(claim, claim.devices)
+
+    def _object(self, claim: SimulatedClaim, devices: Sequence[str]) -> dict[str, Any]:
+        return claim_object(
+            claim.ref, DRIVER, claim.devices, devices, (each.pod for each in claim.tenants if each.listed)
+        )
+
+    # -- the driver ------------------------------------------------------------------------------------------------
 
     async def prepare(
         self, claim: SimulatedClaim, tenant: Tenant, wait: float = PREPARE_SECONDS
@@ -173,48 +252,87 @@ class ClaimDriver:
         if claim.answer and claim.boot == self._boot() and not claim.releasing and answer != claim.answer:
             self._breach("dra", f"{claim.uid} was prepared with {claim.answer}, and then with {answer}")
         claim.answer, claim.boot = answer, self._boot()
+        claim.releasing = claim.released = False
         self._granted(tenant, answer)
         return answer
 
-    def ended(self, tenant: Tenant, *, ordered: bool) -> Awaitable[None] | None:
-        """Take note that ``tenant`` ends; return what the kubelet waits for before it removes an ``ordered`` pod."""
-        claim = self.claim_of(tenant)
-        others = [each for each in claim.tenants if each is not tenant and each.listed and not each.complete]
-        if others or claim.releasing:
-            return None
+    async def unprepare(self, claim: SimulatedClaim) -> str:
+        """Return what the release waits for; empty once the claim is released."""
         claim.releasing = True
-        if ordered:
-            return self._unprepare(claim)
-
-        async def orphan_loop() -> None:
-            await asyncio.sleep(ORPHAN_LOOP_SECONDS)
-            await self._unprepare(claim)
-
-        start_outside_service(orphan_loop(), f"orphans of {claim.uid}")
-        return None
-
-    async def _unprepare(self, claim: SimulatedClaim) -> None:
-        """Call Unprepare until it succeeds, and forget the claim."""
-        while True:
-            try:
-                done, withheld, waits_for = await self._call_unprepare(claim)
-            except (ScrubberError, Gone) as refusal:
-                if isinstance(refusal, ScrubberError) and self.process is None:
-                    self._refused(refusal)
+        try:
+            if self.process is not None:
+                progress = await self.process.unprepare(claim.ref)
+                done, waits_for = progress.done, progress.waits_for
+                withheld = tuple(each.device_id for each in progress.withheld)
             else:
-                if done:
-                    claim.withheld = withheld
-                    break
-                claim.waits_for.append(waits_for)
-            await asyncio.sleep(RETRY_AFTER)
-        self._kubelet.prepared_claims.discard(claim.uid)
-        self._kubelet.listed_claims.discard(claim.uid)
-        claim.released = True
+                result: ClaimRelease = await self._service().unprepare_claim(claim.uid, UNPREPARE_SECONDS)
+                done, waits_for = result.done, result.waits_for
+                withheld = tuple(each.device for each in result.withheld)
+        except ScrubberError as refusal:
+            if self.process is None:
+                self._refused(refusal)
+            return refusal.public_message
+        if not done:
+            claim.waits_for.append(waits_for)
+            return waits_for
+        claim.withheld, claim.released = withheld, True
         self._released(claim)
+        return ""
 
-    async def _call_unprepare(self, claim: SimulatedClaim) -> tuple[bool, tuple[str, ...], str]:
-        if self.process is not None:
-            progress = await self.process.unprepare(claim.ref)
-            return progress.done, tuple(each.device_id for each in progress.withheld), progress.waits_for
-        result: ClaimRelease = await self._service().unprepare_claim(claim.uid, UNPREPARE_SECONDS)
-        return result.done, tuple(each.device for each in result.withheld), result.waits_for
+
+class _Calls:
+    """What the kubelet calls; :class:`scrubber.emulator.dra.pod_claims.DriverCalls`."""
+
+    driver = DRIVER
+
+    def __init__(self, node: ClaimDriver) -> None:
+        self._node = node
+
+    async def prepare(
+        self, claims: Sequence[ClaimRef], *, pod: str, uid: str
+    ) -> Mapping[str, api.NodePrepareResourceResponse]:
+        answers = {}
+        for each in claims:
+            claim = self._node.claim(each.uid)
+            tenant = next(tenant for tenant in claim.tenants if tenant.uid == uid)
+            try:
+                granted = await self._node.prepare(claim, tenant)
+            except Gone:
+                raise _no_answer() from None
+            except ScrubberError as refusal:
+                self._node.refusals[claim.uid] = refusal
+                answers[each.uid] = api.NodePrepareResourceResponse(error=refusal.public_message)
+            else:
+                devices = [api.Device(pool_name="node-1", device_name=grant.device) for grant in granted]
+                answers[each.uid] = api.NodePrepareResourceResponse(devices=devices)
+        return answers
+
+    async def unprepare(
+        self, claims: Sequence[ClaimRef], *, pod: str, uid: str
+    ) -> Mapping[str, api.NodeUnprepareResourceResponse]:
+        try:
+            return {
+                each.uid: api.NodeUnprepareResourceResponse(
+                    error=await self._node.unprepare(self._node.claim(each.uid))
+                )
+                for each in claims
+            }
+        except Gone:
+            raise _no_answer() from None
+
+
+def _no_answer() -> RpcFailed:
+    return RpcFailed(grpc.StatusCode.UNAVAILABLE, "the driver is not running")
+
+
+def _emulated(tenant: Tenant, claim: SimulatedClaim) -> EmulatedPod:
+    """Return a pod as the emulated kubelet has it."""
+    container = ContainerSpec("main", ("true",), claims=("gpu",))
+    claims = (PodClaim("gpu", claim=claim.name),)
+    spec = PodSpec(tenant.pod.name, tenant.pod.namespace, (container,), claims=claims)
+    pod = EmulatedPod(spec, tenant.uid, Path(), Path(), ChangeNotifier())
+    pod.item = {
+        "metadata": {"namespace": spec.namespace, "name": spec.name, "uid": tenant.uid},
+        "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim.name}]},
+    }
+    return pod

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
@@ -30,7 +31,7 @@ from scrubber.engine.views import GrantedDevice, HandOverCall
 from scrubber.ports.device import AgentControl, ConfidentialComputing
 from scrubber.ports.record import LedgerChange
 from scrubber.ports.runtime import NOOP_TRACER, Tracer
-from tests.simulation.claims import DRIVER, ClaimDriver
+from tests.simulation.claims import ClaimDriver
 from tests.simulation.erasing import Erasers, Erasing, SimulatedEraser
 from tests.simulation.kubelet import START_SECONDS, Gone, Kubelet, Tenant
 from tests.simulation.laws import Laws
@@ -53,7 +54,7 @@ from tests.simulation.process_table import Gpu, Proc, ProcessTable, gpu
 from tests.simulation.service import Pace, Service
 from tests.simulation.timeline import VirtualClock, VirtualLoop
 
-__all__ = ["DEFAULT", "SimulatedCluster", "simulated_cluster"]
+__all__ = ["DEFAULT", "LEISURELY", "SimulatedCluster", "leisurely_cluster", "simulated_cluster"]
 
 DEFAULT = Policy(
     digest="sha256:default",
@@ -61,6 +62,10 @@ DEFAULT = Policy(
     error_classes={31: ErrorClass.APPLICATION, 79: ErrorClass.REBOOT, 95: ErrorClass.RESET, 154: ErrorClass.CONTEXT},
 )
 """The shipped default policy, as far as the engine reads it, with one XID of each kind."""
+
+
+LEISURELY = Pace(watch=8.0, health=10.0)
+"""For tests of minutes and hours: as few checks as possible without a watch gap."""
 
 
 class SimulatedCluster:
@@ -117,11 +122,6 @@ class SimulatedCluster:
             boot=lambda: self.identity.boot,
             breach=self.laws.breach,
             released=lambda claim: self.laws.claim_released(claim.uid, claim.devices, claim.withheld),
-        )
-        self.kubelet.claim_ended = lambda tenant, ordered: self.claims.ended(tenant, ordered=ordered)
-        self.kubelet.claim_name = lambda uid: (
-            DRIVER,
-            next(each.name for each in self.claims.claims if each.uid == uid),
         )
         self._unseen: set[str] = set()
 
@@ -396,3 +396,6 @@ async def simulated_cluster(
         assert cluster.laws.breaches == []
     finally:
         await cluster.end()
+
+
+leisurely_cluster = partial(simulated_cluster, pace=LEISURELY)

@@ -71,8 +71,38 @@ class Place:
         return f"{record.hygiene.value}, {record.health.value}{cause}"
 
 
-Event = Callable[[Place], Place | None]
-"""Returns None where the event cannot happen."""
+Counting = Callable[[Counted], Counted]
+
+
+def _unchanged(counted: Counted) -> Counted:
+    return counted
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an event makes of a place. It never depends on the counts: many places differ in nothing else."""
+
+    record: DeviceRecord
+    planned: bool
+    count: Counting = _unchanged
+
+    def of(self, counted: Counted) -> Place:
+        return Place(self.record, self.count(counted), self.planned)
+
+
+Transition = Callable[[DeviceRecord, bool], Step | None]
+"""From a record, and whether a reset is planned, to the step; None where the event cannot happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that may happen at a place; called with the place, returns the next one, or None."""
+
+    transition: Transition
+
+    def __call__(self, at: Place) -> Place | None:
+        step = self.transition(at.record, at.planned)
+        return None if step is None else step.of(at.counted)
 
 
 Promise = Callable[[Place, str, Place], bool]
@@ -105,7 +135,12 @@ class Graph:
             of_places: the promises that depend on nothing but the place after a step. They are checked once for each
                 place, not for every way to it.
         """
-        first = _folded(Place(DeviceRecord(DEVICE, boot=NODE.boot)), policy)
+        folded = _Folding(policy)
+        first = Place(folded.record(DeviceRecord(DEVICE, boot=NODE.boot)))
+        of_steps = {promise: kept for promise, kept in promises.items() if promise not in of_places}
+        # By identity: hashing a record takes longer than everything else, and equal folded records are one object.
+        known = {(id(first.record), first.counted, first.planned)}
+        steps: dict[tuple[int, bool], list[tuple[str, Step]]] = {}
         found: dict[Place, tuple[Place | None, str]] = {first: (None, "")}
         broken: dict[str, tuple[Place, str, Place]] = {
             each: (first, "", first) for each in of_places if not promises[each](first, "", first)
@@ -115,19 +150,21 @@ class Graph:
         while edge:
             following = []
             for place in edge:
-                for name, event in happen.items():
-                    unfolded = event(place)
-                    if unfolded is None:
-                        continue
+                if (id(place.record), place.planned) not in steps:
+                    steps[id(place.record), place.planned] = [
+                        (name, folded.step(step))
+                        for name, event in happen.items()
+                        if (step := event.transition(place.record, place.planned)) is not None
+                    ]
+                for name, step in steps[id(place.record), place.planned]:
                     happened.add(name)
-                    after = _folded(unfolded, policy)
-                    known = after in found
-                    for promise, kept in promises.items():
-                        if known and promise in of_places:
-                            continue
+                    after = folded.counts(step.of(place.counted))
+                    key = (id(after.record), after.counted, after.planned)
+                    for promise, kept in (of_steps if key in known else promises).items():
                         if promise not in broken and not kept(place, name, after):
                             broken[promise] = (place, name, after)
-                    if not known:
+                    if key not in known:
+                        known.add(key)
                         found[after] = (place, name)
                         following.append(after)
             edge = following
@@ -144,10 +181,37 @@ class Graph:
             here = before
 
 
-def _folded(place: Place, policy: Policy) -> Place:
-    """Return a place that leads to the same decisions, with the fewest details."""
-    record, rule = place.record, policy.recovery
-    cause, health = record.cause, record.health
+class _Folding:
+    """Finds, for a step, the place with the fewest details that leads to the same decisions."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._records: dict[DeviceRecord, DeviceRecord] = {}
+
+    def record(self, record: DeviceRecord) -> DeviceRecord:
+        """Return the folded record: the same object for equal ones."""
+        folded = _folded(record, self._policy)
+        return self._records.setdefault(folded, folded)
+
+    def step(self, step: Step) -> Step:
+        record = self.record(step.record)
+        return replace(step, record=record, planned=step.planned and record.hygiene is Hygiene.SCRUBBING)
+
+    def counts(self, place: Place) -> Place:
+        rule, counted = self._policy.recovery, place.counted
+        limited = rule.max_attempts_per_day < 64
+        folded = Counted(
+            proofs=min(counted.proofs, counted.owed),
+            owed=counted.owed,
+            attempts=min(counted.attempts, rule.max_attempts_per_day + 1) if limited else 0,
+            resets=min(counted.resets, rule.max_resets_per_day + 1) if limited else 0,
+            own=min(counted.own, rule.max_attempts),
+        )
+        return Place(place.record, folded, place.planned)
+
+
+def _folded(record: DeviceRecord, policy: Policy) -> DeviceRecord:
+    rule, cause, health = policy.recovery, record.cause, record.health
     if cause is not None:
         by_limit = "within a day" in cause.message
         code = cause.code if health in (Health.QUARANTINED, Health.RECOVERING) and not by_limit else ""
@@ -168,7 +232,7 @@ def _folded(place: Place, policy: Policy) -> Place:
     lasting = tuple(
         ActiveWarning(each.code, NOW - LASTS if each.since <= NOW - LASTS else NOW) for each in record.warnings
     )
-    folded = DeviceRecord(
+    return DeviceRecord(
         DEVICE,
         hygiene=hygiene,
         health=health,
@@ -187,17 +251,6 @@ def _folded(place: Place, policy: Policy) -> Place:
         else (),
         break_glass=record.break_glass,
     )
-    counted = place.counted
-    if rule.max_attempts_per_day >= 64:
-        counted = replace(counted, attempts=0, resets=0)
-    counted = Counted(
-        proofs=min(counted.proofs, counted.owed),
-        owed=counted.owed,
-        attempts=min(counted.attempts, rule.max_attempts_per_day + 1),
-        resets=min(counted.resets, rule.max_resets_per_day + 1),
-        own=min(counted.own, rule.max_attempts),
-    )
-    return Place(folded, counted, place.planned and hygiene is Hygiene.SCRUBBING)
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -207,7 +260,7 @@ def events(policy: Policy, now: Callable[[], float] = lambda: NOW) -> Mapping[st
     """Return all events by name; the last three represent the passage of time, because the clock is fixed."""
     hot, once = finding(SOFT, Severity.WARNING), finding(ONCE, Severity.WARNING)
     faults = {way: finding(code) for way, code in FAULT_OF.items()}
-    return {
+    transitions: Mapping[str, Transition] = {
         "quiet": _look(policy, now),
         "hot": _look(policy, now, hot),
         "hot, and the breaker is open": _look(policy, now, hot, soft_stopped=True),
@@ -230,9 +283,7 @@ def events(policy: Policy, now: Callable[[], float] = lambda: NOW) -> Mapping[st
         "kill -9": _service_starts(NODE.boot),
         "a reboot": _service_starts("boot-2"),
         "settled": _settled(policy, now),
-        "a person takes it out": lambda at: replace(
-            at, record=replace(at.record.after_operator_quarantine(BY_AN_OPERATOR), break_glass=None)
-        ),
+        "a person takes it out": _taken_out_by_an_operator,
         "a person releases it": _released_by_an_operator(policy, now),
         "its glass": _break_glass,
         "a tenant gets it": _granted,
@@ -242,167 +293,165 @@ def events(policy: Policy, now: Callable[[], float] = lambda: NOW) -> Mapping[st
         "it has lasted": _has_lasted,
         "a day passes": _a_day_passes,
     }
+    return {name: Event(transition) for name, transition in transitions.items()}
 
 
-def _after(before: Place, record: DeviceRecord, counted: Counted, policy: Policy) -> Place:
-    """Return the next place; proofs count from zero after a quarantine, or continue after an operator's action."""
+def _after(
+    before: DeviceRecord, record: DeviceRecord, planned: bool, policy: Policy, count: Counting = _unchanged
+) -> Step:
+    """Return the step; proofs count from zero after a quarantine, or continue after an operator's action."""
     out = (Health.QUARANTINED, Health.CONDEMNED)
-    changed = (record.health, record.cause) != (before.record.health, before.record.cause)
-    if record.health in out and changed:
-        counted = replace(counted, proofs=0, owed=policy.recovery.probation_scrubs + 1)
-    return Place(record, counted, before.planned)
+    changed = (record.health, record.cause) != (before.health, before.cause)
+    if record.health not in out or not changed:
+        return Step(record, planned, count)
+    owed = policy.recovery.probation_scrubs + 1
+    return Step(record, planned, lambda counted: replace(count(counted), proofs=0, owed=owed))
 
 
-def _look(policy: Policy, now: Callable[[], float], *found: Finding, soft_stopped: bool = False) -> Event:
-    def event(at: Place) -> Place:
-        record = after_findings(at.record, found, policy, now(), soft_quarantines_stopped=soft_stopped)
-        counted = at.counted
-        if record.failures > at.record.failures and at.record.tenant is None:
-            counted = replace(counted, own=counted.own + 1)
-        return _after(at, record, counted, policy)
-
-    return event
+def _more(*, proofs: int = 0, attempts: int = 0, resets: int = 0, own: int = 0) -> Counting:
+    return lambda counted: Counted(
+        counted.proofs + proofs, counted.owed, counted.attempts + attempts, counted.resets + resets, counted.own + own
+    )
 
 
-def _scrub_starts(*while_it_is: Health) -> Event:
-    def event(at: Place) -> Place | None:
-        may = at.record.hygiene in (Hygiene.DIRTY, Hygiene.CLEAN) and at.record.health in while_it_is
-        return replace(at, record=at.record.after_scrub_start(), planned=False) if may else None
+def _look(policy: Policy, now: Callable[[], float], *found: Finding, soft_stopped: bool = False) -> Transition:
+    def transition(before: DeviceRecord, planned: bool) -> Step:
+        record = after_findings(before, found, policy, now(), soft_quarantines_stopped=soft_stopped)
+        failed = record.failures > before.failures and before.tenant is None
+        return _after(before, record, planned, policy, _more(own=1) if failed else _unchanged)
 
-    return event
+    return transition
 
 
-def _recovery_starts(policy: Policy, now: Callable[[], float]) -> Event:
-    def event(at: Place) -> Place | None:
-        need = next_action(at.record, policy, NODE)
+def _scrub_starts(*while_it_is: Health) -> Transition:
+    def transition(record: DeviceRecord, _: bool) -> Step | None:
+        may = record.hygiene in (Hygiene.DIRTY, Hygiene.CLEAN) and record.health in while_it_is
+        return Step(record.after_scrub_start(), planned=False) if may else None
+
+    return transition
+
+
+def _recovery_starts(policy: Policy, now: Callable[[], float]) -> Transition:
+    def transition(record: DeviceRecord, planned: bool) -> Step | None:
+        need = next_action(record, policy, NODE)
         if need.action is not RecoveryAction.RECOVER or (need.due or 0.0) > now():
             return None
-        left = apply_attempt_limits(at.record, policy, now())
-        if left is not at.record:
-            return _after(at, left, at.counted, policy)
-        resets = at.record.must_reset
-        return replace(
-            at,
-            record=at.record.after_recovery_start(RecoveryAttempt(now(), resets)).after_scrub_start(),
-            planned=resets,
-        )
+        left = apply_attempt_limits(record, policy, now())
+        if left is not record:
+            return _after(record, left, planned, policy)
+        resets = record.must_reset
+        return Step(record.after_recovery_start(RecoveryAttempt(now(), resets)).after_scrub_start(), planned=resets)
 
-    return event
+    return transition
 
 
-def _ends(policy: Policy, now: Callable[[], float], outcome: Outcome, *found: Finding, reset: bool = False) -> Event:
+def _ends(
+    policy: Policy, now: Callable[[], float], outcome: Outcome, *found: Finding, reset: bool = False
+) -> Transition:
     """The current scrub ends; ``reset``: the device was reset in it, as in some recoveries."""
     waits = any(each.code == FAULT_OF[RecoveryMethod.WAIT] for each in found)
 
-    def event(at: Place) -> Place | None:
-        record, counted = at.record, at.counted
-        if record.hygiene is not Hygiene.SCRUBBING or (reset and not at.planned):
+    def transition(record: DeviceRecord, planned: bool) -> Step | None:
+        if record.hygiene is not Hygiene.SCRUBBING or (reset and not planned):
             return None
         recovering, passed = record.health is Health.RECOVERING, outcome is Outcome.PASSED
-        if passed and at.planned and not reset:
+        if passed and planned and not reset:
             return None  # a plan with a reset does not pass without one
-        if passed:
-            counted = replace(counted, proofs=counted.proofs + 1)
+        attempts = resets = own = 0
         hygiene = (
             record.after_passed_scrub(_issued(record), was_reset=reset) if passed else record.after_unproven_scrub()
         )
         if recovering:
-            may_have = outcome is Outcome.ABANDONED and at.planned
-            made = reset or may_have or not (waits or outcome is Outcome.BLOCKED)
-            failed = outcome is Outcome.FAILED and not waits
-            counted = replace(
-                counted,
-                attempts=counted.attempts + made,
-                resets=counted.resets + (reset or may_have),
-                own=counted.own + failed,
-            )
+            may_have = outcome is Outcome.ABANDONED and planned
+            attempts = reset or may_have or not (waits or outcome is Outcome.BLOCKED)
+            resets = reset or may_have
+            own = outcome is Outcome.FAILED and not waits
         after = after_scrub(hygiene, outcome, found, policy, now(), reset=reset)
         if not recovering and after.failures > record.failures and record.tenant is None:
-            counted = replace(counted, own=counted.own + 1)
-        return replace(_after(at, after, counted, policy), planned=False)
+            own = 1
+        count = _more(proofs=passed, attempts=attempts, resets=resets, own=own)
+        return _after(record, after, False, policy, count)
 
-    return event
+    return transition
 
 
-def _broken_off(at: Place) -> Counted:
+def _broken_off(record: DeviceRecord, planned: bool) -> Counting:
     """Count a recovery with an unknown end as complete: it may have done everything that was planned."""
-    if at.record.health is not Health.RECOVERING:
-        return at.counted
-    return replace(at.counted, attempts=at.counted.attempts + 1, resets=at.counted.resets + at.planned)
+    return _more(attempts=1, resets=planned) if record.health is Health.RECOVERING else _unchanged
 
 
-def _service_starts(boot: str) -> Event:
-    def event(at: Place) -> Place:
-        return Place(replace(at.record.after_service_start(boot), boot=NODE.boot), _broken_off(at))
+def _service_starts(boot: str) -> Transition:
+    return lambda record, planned: Step(
+        replace(record.after_service_start(boot), boot=NODE.boot), False, _broken_off(record, planned)
+    )
 
-    return event
 
-
-def _settled(policy: Policy, now: Callable[[], float]) -> Event:
+def _settled(policy: Policy, now: Callable[[], float]) -> Transition:
     """The ledger failed at the end of a scrub, and can be written again."""
 
-    def event(at: Place) -> Place | None:
-        if next_action(at.record, policy, NODE).action is not RecoveryAction.RESOLVE:
+    def transition(before: DeviceRecord, planned: bool) -> Step | None:
+        if next_action(before, policy, NODE).action is not RecoveryAction.RESOLVE:
             return None
-        record = at.record
-        record = record.after_unproven_scrub() if record.hygiene is Hygiene.SCRUBBING else record
+        record = before.after_unproven_scrub() if before.hygiene is Hygiene.SCRUBBING else before
         record = record.after_recovery_failure(retry_at=now()) if record.health is Health.RECOVERING else record
-        return Place(record, _broken_off(at))
+        return Step(record, False, _broken_off(before, planned))
 
-    return event
+    return transition
 
 
-def _released_by_an_operator(policy: Policy, now: Callable[[], float]) -> Event:
-    def event(at: Place) -> Place | None:
-        if at.record.health not in (Health.QUARANTINED, Health.CONDEMNED):
+def _taken_out_by_an_operator(record: DeviceRecord, planned: bool) -> Step:
+    return Step(replace(record.after_operator_quarantine(BY_AN_OPERATOR), break_glass=None), planned)
+
+
+def _released_by_an_operator(policy: Policy, now: Callable[[], float]) -> Transition:
+    counted = Counted(owed=policy.recovery.probation_scrubs)
+
+    def transition(record: DeviceRecord, planned: bool) -> Step | None:
+        if record.health not in (Health.QUARANTINED, Health.CONDEMNED):
             return None
-        counted = Counted(owed=policy.recovery.probation_scrubs)
-        return Place(at.record.after_operator_release(retry_at=now()), counted, at.planned)
+        return Step(record.after_operator_release(retry_at=now()), planned, lambda _: counted)
 
-    return event
+    return transition
 
 
-def _break_glass(at: Place) -> Place | None:
-    if at.record.break_glass is not None:
-        return replace(at, record=at.record.without_break_glass())
-    return None if at.record.quarantined_by_operator else replace(at, record=at.record.with_break_glass(BROKEN))
+def _break_glass(record: DeviceRecord, planned: bool) -> Step | None:
+    if record.break_glass is not None:
+        return Step(record.without_break_glass(), planned)
+    return None if record.quarantined_by_operator else Step(record.with_break_glass(BROKEN), planned)
 
 
 def _issued(record: DeviceRecord) -> Certificate:
     return replace(CERTIFICATE, sequence=record.certificate_count + 1, previous_grant=record.grant_sequence)
 
 
-def _granted(at: Place) -> Place | None:
-    record = at.record
+def _granted(record: DeviceRecord, planned: bool) -> Step | None:
     certified = record.advertised and record.certificate is not None
     broken = record.break_glass is not None and not record.quarantined_by_operator
     if record.hygiene is Hygiene.SCRUBBING or not (certified or broken):
         return None
-    return replace(
-        at, record=record.after_grant(replace(GRANT, sequence=record.grant_sequence + 1), None, certain=True)
-    )
+    return Step(record.after_grant(replace(GRANT, sequence=record.grant_sequence + 1), None, certain=True), planned)
 
 
-def _when(hygiene: Hygiene, change: Callable[[DeviceRecord], DeviceRecord]) -> Event:
-    return lambda at: replace(at, record=change(at.record)) if at.record.hygiene is hygiene else None
+def _when(hygiene: Hygiene, change: Callable[[DeviceRecord], DeviceRecord]) -> Transition:
+    return lambda record, planned: Step(change(record), planned) if record.hygiene is hygiene else None
 
 
-def _pause_is_over(at: Place) -> Place | None:
-    due = at.record.retry_at
+def _pause_is_over(record: DeviceRecord, planned: bool) -> Step | None:
+    due = record.retry_at
     if due is None or not NOW < due < NOW + DAY / 2:
         return None
-    return replace(at, record=replace(at.record, retry_at=NOW))
+    return Step(replace(record, retry_at=NOW), planned)
 
 
-def _has_lasted(at: Place) -> Place | None:
-    lasting = tuple(replace(each, since=NOW - LASTS) for each in at.record.warnings)
-    return replace(at, record=replace(at.record, warnings=lasting)) if lasting else None
+def _has_lasted(record: DeviceRecord, planned: bool) -> Step | None:
+    lasting = tuple(replace(each, since=NOW - LASTS) for each in record.warnings)
+    return Step(replace(record, warnings=lasting), planned) if lasting else None
 
 
-def _a_day_passes(at: Place) -> Place | None:
-    if at.record.hygiene is Hygiene.SCRUBBING:
+def _a_day_passes(record: DeviceRecord, planned: bool) -> Step | None:
+    if record.hygiene is Hygiene.SCRUBBING:
         return None  # no scrub takes a day
-    due = None if at.record.retry_at is None else NOW
-    lasting = tuple(replace(each, since=NOW - LASTS) for each in at.record.warnings)
-    record = replace(at.record, recovery_attempts=(), recent_quarantines=(), retry_at=due, warnings=lasting)
-    return replace(at, record=record, counted=replace(at.counted, attempts=0, resets=0))
+    due = None if record.retry_at is None else NOW
+    lasting = tuple(replace(each, since=NOW - LASTS) for each in record.warnings)
+    later = replace(record, recovery_attempts=(), recent_quarantines=(), retry_at=due, warnings=lasting)
+    return Step(later, planned, lambda counted: replace(counted, attempts=0, resets=0))

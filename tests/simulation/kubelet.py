@@ -99,11 +99,11 @@ class Kubelet:
         delay: additional seconds for every query.
         longest_pause: maximum seconds between two attempts to start a container; pauses double up to this.
         unlogged: UIDs of pods whose containers' log files do not exist yet.
-        prepared_claims: UIDs of the claims that the kubelet remembers as prepared, in memory.
-        listed_claims: UIDs of the claims in its checkpoint, which it lists with their devices.
+        listed_claims: UIDs of the claims whose devices it knows, and lists.
         claim_ended: called when a pod with a claim ends, and whether its containers have ended; returns what to wait for
             before the pod is removed.
         claim_name: returns the driver and the name of a claim.
+        restarted: called when its memory is lost, and its checkpoint is not.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class Kubelet:
         self.delay = 0.0
         self.longest_pause = RETRY_AFTER
         self.unlogged: set[str] = set()
-        self.prepared_claims: set[str] = set()
         self.listed_claims: set[str] = set()
         self.claim_ended: Callable[[Tenant, bool], Awaitable[None] | None] = lambda tenant, ordered: None
         self.claim_name: Callable[[str], tuple[str, str]] = lambda uid: ("", uid)
+        self.restarted: Callable[[], None] = lambda: None
         self.tenants: list[Tenant] = []
         self._uids = 0
 
@@ -290,7 +290,7 @@ class Kubelet:
 
     def reboot(self) -> None:
         """End every process; the remaining pods start from the beginning."""
-        self.prepared_claims.clear()
+        self.restarted()
         for tenant in self.tenants:
             self._cancel(tenant)
         for proc in self._process_table.living():
@@ -310,7 +310,7 @@ class Kubelet:
     def restart(self) -> None:
         """Start the kubelet again: its memory is lost, its checkpoint is not."""
         self.starts += 1
-        self.prepared_claims.clear()
+        self.restarted()
 
     def starts_of(self, pod: Pod) -> Mapping[str, int]:
         """Return how often each container of ``pod`` was started, according to its logs."""

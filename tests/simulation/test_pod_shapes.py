@@ -8,7 +8,7 @@ import pytest
 
 from scrubber.domain.assignment import Pod
 from tests.simulation.shapes.kubelet import Container, ShapedPod
-from tests.simulation.shapes.matrix import KNOWN, Tally, all_scripts_of, sample
+from tests.simulation.shapes.matrix import KNOWN, Played, Tally, all_scripts_of, sample
 from tests.simulation.shapes.node import ShapedCluster
 from tests.simulation.shapes.play import Outcome, play
 from tests.simulation.shapes.shape import (
@@ -165,7 +165,7 @@ def test_failures_of_one_kind_are_reported_once_with_the_shortest_script() -> No
         Script.read("mG | Always deleted steady | node@7"), Outcome("subject: c1 never starts: Device GPU-0001 waits")
     )
     more.shapes[1] += 1
-    found.add(Tally.load(more.dump()))
+    found.add(Played.read(str(Played("mG", "0123abc", more))).tally)
     ((count, script, _),) = found.wrong.values()
     assert (count, script) == (3, "mG | Always deleted steady | node@7")
     assert "1 | 1 | 1" in found.report()

@@ -71,6 +71,7 @@ async def amd_backend(
         stack.push_async_callback(telemetry.close)
         jobs = AmdJobRunner(paths, own, holders, locks)
         eraser = AmdEraser(jobs, requests)
+        settings = AmdSettings(requests)
         resetter = AmdResetter(
             paths,
             own,
@@ -80,13 +81,14 @@ async def amd_backend(
             holders=holders,
             erasers=eraser,
             telemetry=telemetry,
+            settings=settings,
             errors=errors,
         )
         yield DeviceBackend(
             inventory=inventory,
             holders=holders,
             telemetry=telemetry,
-            settings=AmdSettings(requests),
+            settings=settings,
             resetter=resetter,
             eraser=eraser,
             diagnostics=AmdDiagnostics(jobs),

@@ -30,6 +30,10 @@ _RESET, _PERSON = RecoveryMethod.RESET, RecoveryMethod.OPERATOR
 
 _CONDITIONS: Mapping[str, Classification] = {
     "page-retirement-pending": Classification(_FAULT, _RESET, "memory pages are waiting for a reset to be retired"),
+    "bad-page-threshold": Classification(
+        _FAULT, _PERSON, "more memory pages are broken than the driver accepts: the GPU must be replaced"
+    ),
+    "cper-fatal": Classification(_FAULT, _RESET, "the driver has recorded a fatal hardware error (CPER)"),
     "page-retirement-failure": Classification(_FAULT, _PERSON, "memory pages are broken and could not be retired"),
     "pcie-width": Classification(_WARNING, _RESET, "the PCIe link is narrower than its maximum", acceptable=True),
 }

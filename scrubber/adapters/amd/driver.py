@@ -15,9 +15,10 @@ request         besides ``pci``, ``unique_id``          reply
 ``snapshot``    ``gpu_id``, ``whole``                   health, settings, and the reply to ``used``
 ``restore``     ``wanted``                              ``values``
 ``clean``       ``partition``                           ``done``: whether the cleaner shader was started
-``reset``       (none of those) ``gpus``                nothing: the driver is unbound from all, and each is reset
-``bind``        (none of those) ``gpus``                nothing: the driver is bound to those that it was unbound from;
-                ``partitions``: modes by address        partitions are made again
+``reset``       (none of those) ``gpus``,               nothing: the driver is unbound from all, and each is reset
+                ``memory_modes`` by address
+``bind``        (none of those) ``gpus``                nothing: the driver is bound to those that it was unbound from
+``partition``   (none of those) ``modes`` by address    nothing: GPUs in another mode are partitioned
 ==============  ======================================  ==========================================================
 """
 
@@ -28,7 +29,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scrubber.adapters.amd import kernel_files
+from scrubber.adapters.amd import cper, kernel_files
 from scrubber.adapters.amd.driver_settings import read_settings, restore_settings
 from scrubber.adapters.amd.kernel_files import AmdPaths, optional_number, optional_text
 from scrubber.adapters.children import child
@@ -58,6 +59,7 @@ class DriverRequestHandler:
             "clean": self._clean,
             "reset": self._reset,
             "bind": self._bind,
+            "partition": self._partition,
         }
 
     def handle(self, request: Message) -> Message:
@@ -115,7 +117,7 @@ class DriverRequestHandler:
         minor = node.properties.get("drm_render_minor", 0)
         render = self._paths.render(minor)
         device = render / "device"
-        cards = sorted(path for path in (device / "drm").glob("card*") if path.name[4:].isdigit())
+        cards = self._paths.cards(device)
         per_cu = node.properties.get("simd_per_cu", 0)
         return {
             "name": device.resolve().name,
@@ -128,8 +130,8 @@ class DriverRequestHandler:
             "hive": node.properties.get("hive_id", 0),
             "render": f"renderD{minor}",
             "render_number": optional_text(render / "dev"),
-            "card": cards[0].name if cards else None,
-            "card_number": optional_text(cards[0] / "dev") if cards else None,
+            "card": cards[0] if cards else None,
+            "card_number": optional_text(device / "drm" / cards[0] / "dev") if cards else None,
         }
 
     # --- use
@@ -150,9 +152,11 @@ class DriverRequestHandler:
 
     def _snapshot(self, request: Message) -> Message:
         place = self._gpu(request)
-        settings, defaults = read_settings(self._paths, place) if request.get("whole") is True else ({}, {})
+        settings, defaults = read_settings(self._paths, place, whole=request.get("whole") is True)
+        cards = self._paths.cards(place)
         return {
             "errors": kernel_files.error_counts(place / "ras"),
+            "records": cper.count_records(self._paths.error_records(cards[0])) if cards else None,
             "pages": kernel_files.retired_pages(place / "ras" / "gpu_vram_bad_pages"),
             "temperature": _temperature(place),
             "busy_percent": optional_number(place / "gpu_busy_percent"),
@@ -167,7 +171,8 @@ class DriverRequestHandler:
         wanted = request.get("wanted")
         if not isinstance(wanted, dict):
             raise Fault("unreadable", "A request to restore settings must contain them.")
-        return {"values": restore_settings(self._paths, self._gpu(request), wanted)}
+        place = self._gpu(request)
+        return {"values": restore_settings(self._paths, place, wanted, whole=request.get("whole") is True)}
 
     # --- actions
 
@@ -180,8 +185,13 @@ class DriverRequestHandler:
         return {"done": True}
 
     def _reset(self, request: Message) -> Message:
-        """Unbind the driver from the GPUs and reset each by its PCI function; another child binds it again."""
+        """Unbind the driver from the GPUs and reset each by its PCI function; another child binds it again.
+
+        The driver changes the mode of the memory when it is unbound, so the mode is requested before that.
+        """
         addresses = _addresses(request)
+        for address, mode in _modes(request, "memory_modes").items():
+            _write_if_different(self._paths.pci(address) / "current_memory_partition", mode)
         for address in addresses:
             if self._paths.driver_of(address) is not None:
                 _write(self._paths.driver / "unbind", address)
@@ -190,14 +200,14 @@ class DriverRequestHandler:
         return {}
 
     def _bind(self, request: Message) -> Message:
-        partitions = request.get("partitions")
         for address in _addresses(request):
             if self._paths.driver_of(address) is None:
                 _write(self._paths.driver / "bind", address)
-            mode = partitions.get(address) if isinstance(partitions, dict) else None
-            file = self._paths.pci(address) / "current_compute_partition"
-            if mode is not None and optional_text(file) != mode:
-                _write(file, str(mode))
+        return {}
+
+    def _partition(self, request: Message) -> Message:
+        for address, mode in _modes(request, "modes").items():
+            _write_if_different(self._paths.pci(address) / "current_compute_partition", mode)
         return {}
 
     def _gpu(self, request: Message) -> Path:
@@ -224,6 +234,13 @@ def _addresses(request: Message) -> list[str]:
     return [str(gpu) for gpu in gpus]
 
 
+def _modes(request: Message, key: str) -> dict[str, str]:
+    found = request.get(key)
+    if not isinstance(found, dict) or not all(isinstance(mode, str) for mode in found.values()):
+        raise Fault("unreadable", f"A request to the driver's child needs modes by address under {key!r}.")
+    return found
+
+
 def _first_function(address: str) -> str:
     return f"{address.rpartition('.')[0]}.0"
 
@@ -242,6 +259,12 @@ def _write(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(descriptor)
+
+
+def _write_if_different(path: Path, text: str) -> None:
+    """Write a value, unless the file has it already or does not exist."""
+    if optional_text(path) not in (text, None):
+        _write(path, text)
 
 
 def _reset_methods(place: Path) -> str | None:

@@ -28,8 +28,15 @@ _SHARED_MEMORY = (
     "memory: the partitions of this GPU share its memory (NPS1), so memory that this partition's tenant freed may have "
     "been reused by another one and not by the eraser"
 )
-_CLAIMED = "on-chip: local memory and registers: the driver was requested to run its cleaner shader, and nothing measures whether it did"
-_NOT_CLEANED = "on-chip: local memory and registers: the driver has no cleaner shader for this GPU"
+_CLAIMED = (
+    "on-chip: local memory and registers: claimed: the driver accepted a request to run its cleaner shader, and nothing "
+    "measures whether that cleared them; drivers until about Linux 6.15 ignore a request if no work came before it"
+)
+_NOT_REQUESTED = "on-chip: local memory and registers: the policy does not require them to be cleared"
+_NO_CLEANER = "on-chip: local memory and registers: not cleared: the driver offers no cleaner shader for this GPU"
+_CLEANER_FAILED = (
+    "on-chip: local memory and registers: not cleared: the driver did not accept a request to run its cleaner shader"
+)
 
 
 class AmdEraser:
@@ -51,9 +58,12 @@ class AmdEraser:
         report, unreleased, shared_use = await self._jobs.run(device, job)
         _check_passes(request, report)
         uncovered = [_NOT_FENCED]
-        if device.parent is not None and trait(device, Trait.MEMORY_MODE) == _SHARED_MEMORY_MODE:
+        if (
+            device.parent is not None
+            and dict(device.traits).get(Trait.MEMORY_MODE, _SHARED_MEMORY_MODE) == _SHARED_MEMORY_MODE
+        ):
             uncovered.append(_SHARED_MEMORY)
-        uncovered.append(_CLAIMED if request.on_chip and await self._run_cleaner(device) else _NOT_CLEANED)
+        uncovered.append(await self._run_cleaner(device) if request.on_chip else _NOT_REQUESTED)
         return _report(device, report, unreleased, uncovered, shared_use=shared_use)
 
     async def find_orphan(self, device: Device) -> int | None:
@@ -62,13 +72,14 @@ class AmdEraser:
     async def terminate_orphan(self, device: Device, deadline: float) -> bool:
         return await self._jobs.terminate_orphan(device, deadline)
 
-    async def _run_cleaner(self, device: Device) -> bool:
-        """Have the driver run its cleaner shader; False where it has none or refuses: this is never a proof."""
+    async def _run_cleaner(self, device: Device) -> str:
+        """Have the driver run its cleaner shader; return what the certificate says about that, which is never a proof."""
         request = device_request(device, "clean", partition=int(trait(device, Trait.PARTITION)))
         try:
-            return (await self._requests.request(pci_address(device), request)).get("done") is True
-        except ScrubberError:
-            return False
+            answer = await self._requests.request(pci_address(device), request)
+        except ScrubberError as error:
+            return f"{_CLEANER_FAILED}: {error}"
+        return _CLAIMED if answer.get("done") is True else _NO_CLEANER
 
 
 class AmdDiagnostics:

@@ -4,7 +4,8 @@ Promise: a GPU that hangs or is lost affects no other GPU. A GPU that was seen s
 longer has it: whether it is out of order is decided by the device controllers.
 
 The ids are those of AMD's own device plugin, so that this service also works behind or in place of it: the PCI address
-of a GPU and of its first partition, ``amdgpu_xcp_N`` of each further partition.
+of a GPU and of its first partition, ``amdgpu_xcp_N`` of each further partition. So are the profiles: the modes of a GPU
+that can be partitioned, also of a whole one (``spx_nps1``), and none of a GPU without such modes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _THE_DRIVER = "the node's driver"
 _DRIVER = "amdgpu"
 _SINGLE = "SPX"
-_MEMORY_MODE = "NPS1"
 
 
 class AmdInventory:
@@ -162,7 +162,7 @@ class AmdInventory:
         memory = (None if partitioned else optional_count(gpu, "memory")) or optional_count(node, "memory") or 0
         if memory <= 0:
             raise Unreadable(f"The GPU at {address} reports no memory.")
-        modes = (optional_text(gpu, "compute_partition"), optional_text(gpu, "memory_partition") or _MEMORY_MODE)
+        compute_mode, memory_mode = optional_text(gpu, "compute_partition"), optional_text(gpu, "memory_partition")
         numa = optional_count(gpu, "numa_node")
         traits = {
             Trait.PCI: address,
@@ -176,8 +176,8 @@ class AmdInventory:
             Trait.NUMBER: text(node, "render_number"),
             Trait.CARD_NUMBER: optional_text(node, "card_number"),
             Trait.KFD_NUMBER: optional_text(gpu, "kfd_number"),
-            Trait.MEMORY_MODE: modes[1],
-            Trait.COMPUTE_MODE: modes[0],
+            Trait.MEMORY_MODE: memory_mode,
+            Trait.COMPUTE_MODE: compute_mode,
             "serial": optional_text(gpu, "serial"),
             "vbios": optional_text(gpu, "vbios"),
         }
@@ -189,7 +189,7 @@ class AmdInventory:
             f"GPU-{unique_id or address}" if partitioned else None,
             numa_node=numa if numa is not None and numa >= 0 else None,
             access=self._access(node),
-            profile="_".join(mode.lower() for mode in modes if mode) if partitioned else None,
+            profile=f"{compute_mode}_{memory_mode}".lower() if compute_mode and memory_mode else None,
             traits=tuple((name, value) for name, value in traits.items() if value is not None),
         )
 

@@ -1,7 +1,7 @@
 """The files in which the amdgpu driver describes its GPUs: where they are, and how their text is parsed.
 
-Every read may block while a GPU is being reset, so only child processes read below the directories of a GPU. No path
-leads to debugfs: reading its file ``amdgpu_gpu_recover`` resets the GPU.
+Every read may block while a GPU is being reset, so only child processes read below the directories of a GPU. No path but
+:meth:`AmdPaths.error_records` leads to debugfs: reading its file ``amdgpu_gpu_recover`` resets the GPU.
 """
 
 from __future__ import annotations
@@ -66,6 +66,14 @@ class AmdPaths:
     def render(self, minor: int) -> Path:
         """Return the directory of a render node in its class."""
         return self.root / "sys/class/drm" / f"renderD{minor}"
+
+    def error_records(self, card: str) -> Path:
+        """Return the file with the hardware error records of the GPU whose node is ``card`` (``card1``)."""
+        return self.root / "sys/kernel/debug/dri" / card.removeprefix("card") / "amdgpu_ring_cper"
+
+    def cards(self, device: Path) -> tuple[str, ...]:
+        """Return the names of the card nodes of a device, given its directory: one, or none."""
+        return tuple(sorted(path.name for path in (device / "drm").glob("card*") if path.name[4:].isdigit()))
 
     def gpu_addresses(self) -> tuple[str, ...]:
         """Return the PCI addresses of all AMD GPUs of the node in bus order, bound to any driver or to none."""

@@ -2,7 +2,7 @@
 
 The driver's own file for a reset is in debugfs, where reading it is the reset; it is never opened. GPUs of an XGMI hive
 are reset together, because a reset of one can disturb the memory of the others. All partitions of a GPU are reset with
-it, and made again afterwards.
+it, and made again afterwards: as the policy requires, if it says so, and as before otherwise.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
+from scrubber.adapters.amd.driver_settings import COMPUTE_MODE, MEMORY_MODE
 from scrubber.adapters.amd.errors import ErrorCounters
 from scrubber.adapters.amd.holders import AmdHolders
 from scrubber.adapters.amd.inventory import AmdInventory
@@ -23,6 +24,7 @@ from scrubber.adapters.amd.requests import (
     optional_text,
     pci_address,
 )
+from scrubber.adapters.amd.settings import AmdSettings
 from scrubber.adapters.amd.telemetry import AmdTelemetry
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import ChildDied, Children
@@ -63,6 +65,7 @@ class AmdResetter:
         holders: AmdHolders,
         erasers: OrphanLookup,
         telemetry: AmdTelemetry,
+        settings: AmdSettings,
         errors: ErrorCounters,
     ) -> None:
         self._paths = paths
@@ -73,6 +76,7 @@ class AmdResetter:
         self._holders = holders
         self._erasers = erasers
         self._telemetry = telemetry
+        self._settings = settings
         self._errors = errors
         self._lock = asyncio.Lock()
 
@@ -106,7 +110,12 @@ class AmdResetter:
         )
 
     async def reset(self, device: Device, deadline: float) -> None:
-        """Implement :meth:`scrubber.ports.Resetter.reset`. A cancelled call ends once the driver is bound again."""
+        """Implement :meth:`scrubber.ports.Resetter.reset`. A cancelled call ends once the driver is bound again.
+
+        Raises:
+            DeviceBusy: also if the reset has changed a partition mode: the device is another one now, and is scrubbed
+                when it has been listed again.
+        """
         if self._lock.locked():
             raise DeviceBusy(f"Device {device.index} was not reset: another reset is in progress on this node.")
         async with self._lock:
@@ -140,7 +149,9 @@ class AmdResetter:
         yield f"Unbind the amdgpu driver from {gpus}."
         yield f"Write to the file reset of each of them ({optional_text(facts, 'reset_methods') or 'no method'})."
         yield f"Bind the amdgpu driver to {gpus} again, whether or not the reset succeeded."
-        if any(each.parent is not None for each in concerned):
+        if changed := self._changes(concerned):
+            yield f"Change {', '.join(changed)}, as the policy requires; the mode of the memory changes as the driver is unbound."
+        elif any(each.parent is not None for each in concerned):
             yield "Set the partition mode from before the reset again."
         masks = [optional_text(facts, name) for name in ("gfx_reset_mask", "compute_reset_mask")]
         if known := "; ".join(mask for mask in masks if mask):
@@ -149,21 +160,23 @@ class AmdResetter:
 
     async def _carry_out(self, device: Device, concerned: Sequence[Device], deadline: float) -> None:
         gpus = _gpus(concerned)
-        modes = {
-            pci_address(each): mode
-            for each in concerned
-            if (mode := dict(each.traits).get(Trait.COMPUTE_MODE)) is not None
-        }
+        memory_modes = self._modes(concerned, MEMORY_MODE, Trait.MEMORY_MODE)
+        modes = self._modes(concerned, COMPUTE_MODE, Trait.COMPUTE_MODE)
         async with self._released(gpus):
             failure: ScrubberError | None = None
             try:
-                await self._call(device, {"ask": "reset", "gpus": gpus}, deadline)
+                await self._call(device, {"ask": "reset", "gpus": gpus, "memory_modes": memory_modes}, deadline)
             except ScrubberError as error:
                 failure = error
             try:
-                await self._call(device, {"ask": "bind", "gpus": gpus, "partitions": modes}, _BIND_TIMEOUT)
+                await self._call(device, {"ask": "bind", "gpus": gpus}, _BIND_TIMEOUT)
             except ScrubberError as error:
                 message = f"The amdgpu driver did not take {', '.join(gpus)} back: {error} Reboot the node."
+                raise Unreadable(f"{failure} {message}" if failure else message) from error
+            try:
+                await self._call(device, {"ask": "partition", "modes": modes}, _BIND_TIMEOUT)
+            except ScrubberError as error:
+                message = f"{', '.join(gpus)} could not be partitioned: {error}"
                 raise Unreadable(f"{failure} {message}" if failure else message) from error
         if failure is not None:
             raise failure
@@ -171,6 +184,30 @@ class AmdResetter:
             self._errors.record_reset(pci_address(each), await self._telemetry.read_uncorrected(each))
             self._telemetry.forget(each)
             self._holders.forget(each.id)
+        changed = self._changes(concerned)
+        for address in gpus:
+            self._settings.forget(address)
+        if changed:
+            self._telemetry.report_change()
+            raise DeviceBusy(
+                f"The reset has changed {', '.join(changed)}, as the policy requires. The devices of these GPUs are listed "
+                "again, and each is scrubbed."
+            )
+
+    def _modes(self, concerned: Sequence[Device], setting: str, trait_name: str) -> dict[str, str]:
+        """Return the mode that each GPU should have after a reset, by address: the requested one, or its present one."""
+        modes = {pci_address(each): dict(each.traits).get(trait_name) for each in concerned}
+        wanted = {address: self._settings.requested_mode(address, setting) or mode for address, mode in modes.items()}
+        return {address: mode for address, mode in wanted.items() if mode is not None}
+
+    def _changes(self, concerned: Sequence[Device]) -> list[str]:
+        """Return the modes that the policy has changed, as text."""
+        return [
+            f"{address} from {present} to {mode}"
+            for setting, name in ((MEMORY_MODE, Trait.MEMORY_MODE), (COMPUTE_MODE, Trait.COMPUTE_MODE))
+            for address, present in {pci_address(each): dict(each.traits).get(name) for each in concerned}.items()
+            if (mode := self._settings.requested_mode(address, setting)) is not None
+        ]
 
     @asynccontextmanager
     async def _released(self, gpus: Sequence[str]) -> AsyncIterator[None]:

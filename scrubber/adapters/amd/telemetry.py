@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+from scrubber.adapters.amd import cper
 from scrubber.adapters.amd.conditions import ERROR_SIGNAL, MEMORY_BLOCK, block_number
 from scrubber.adapters.amd.errors import ErrorCounters
 from scrubber.adapters.amd.holders import AmdHolders
@@ -23,6 +24,8 @@ __all__ = ["AmdTelemetry"]
 
 _UNCORRECTED, _CORRECTED, _DEFERRED = "ue", "ce", "de"
 _RETIRED, _PENDING, _FAILED = "R", "P", "F"
+_FATAL_RECORDS = "fatal records"
+"""Counted beside the blocks: the driver keeps records across resets that it survives, as it does its counters."""
 
 
 class AmdTelemetry:
@@ -56,8 +59,9 @@ class AmdTelemetry:
 
     async def snapshot(self, device: Device) -> Snapshot:
         answer = await self._requests.request(pci_address(device), device_request(device, "snapshot"))
-        counts = _counts(answer)
-        uncorrected = self._errors.since_reset(pci_address(device), _of_kind(counts, _UNCORRECTED))
+        counts, records = _counts(answer), _records(answer)
+        uncorrected = self._errors.since_reset(pci_address(device), _cured_by_reset(counts, records))
+        fatal = uncorrected.pop(_FATAL_RECORDS, 0)
         self._notice(device, uncorrected)
         errors: dict[int, int] = {}
         for block, count in uncorrected.items():
@@ -71,6 +75,12 @@ class AmdTelemetry:
         }
         if isinstance(pages, dict):
             counters["retired_pages"] = retired[_RETIRED]
+        counters |= {f"cper_{kind.replace('-', '_')}": count for kind, count in records.items()}
+        conditions = _conditions(answer, retired)
+        if fatal:
+            conditions["cper-fatal"] = f"{fatal} records"
+        if threshold := records.get(cper.BAD_PAGE_THRESHOLD, 0):
+            conditions["bad-page-threshold"] = f"{threshold} records"
         return Snapshot(
             device.id,
             errors=errors,
@@ -79,7 +89,7 @@ class AmdTelemetry:
             is_held=await self._holders.usage_shows_holder(device, answer),
             settings=texts(answer, "settings"),
             defaults=texts(answer, "defaults"),
-            conditions=_conditions(answer, retired),
+            conditions=conditions,
             counters=counters,
         )
 
@@ -89,13 +99,17 @@ class AmdTelemetry:
         return self._signals.subscribe()
 
     async def read_uncorrected(self, device: Device) -> Mapping[str, int]:
-        """Return the driver's own counts of uncorrected errors by block, those before the last reset included."""
+        """Return the driver's own counts of uncorrected errors, those before the last reset included."""
         answer = await self._requests.request(pci_address(device), device_request(device, "snapshot"))
-        return _of_kind(_counts(answer), _UNCORRECTED)
+        return _cured_by_reset(_counts(answer), _records(answer))
 
     def forget(self, device: Device) -> None:
         """Forget the errors that signals were sent for: the device was reset."""
         self._seen.pop(device.id, None)
+
+    def report_change(self) -> None:
+        """Send the signal that the devices of the node are described differently from now on."""
+        self._signals.publish([Signal(None, "changed")])
 
     async def close(self) -> None:
         """Stop polling; every stream ends."""
@@ -114,7 +128,7 @@ class AmdTelemetry:
             await asyncio.sleep(self._poll_interval)
             if (now := self._fingerprint()) != fingerprint:
                 fingerprint = now
-                self._signals.publish([Signal(None, "changed")])
+                self.report_change()
 
     def _notice(self, device: Device, uncorrected: Mapping[str, int]) -> None:
         """Send a signal for each block whose count has grown since it was last read."""
@@ -150,6 +164,22 @@ def _counts(answer: Message) -> dict[str, dict[str, int]]:
     if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
         raise Unreadable("The driver's response is invalid: 'errors' is not an object of counters.")
     return found
+
+
+def _records(answer: Message) -> dict[str, int]:
+    """Return the numbers of hardware error records by kind; empty where the driver offers none."""
+    found = answer.get("records")
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(type(count) is int for count in found.values()):
+        raise Unreadable("The driver's response is invalid: 'records' is not an object of counts.")
+    return found
+
+
+def _cured_by_reset(counts: Mapping[str, Mapping[str, int]], records: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of which those before a reset are forgotten."""
+    fatal = {_FATAL_RECORDS: records[cper.FATAL]} if cper.FATAL in records else {}
+    return _of_kind(counts, _UNCORRECTED) | fatal
 
 
 def _of_kind(counts: Mapping[str, Mapping[str, int]], kind: str) -> dict[str, int]:

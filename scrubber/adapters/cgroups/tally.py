@@ -53,11 +53,13 @@ class CgroupTally:
         self._max_processes = max_processes
         self._pids: set[int] = set()
         self._cgroups = 0
+        self._alive: dict[int, ProcStat] = {}
         self._all_processes: list[tuple[ProcStat, bytes]] | None = None
 
     def start_pass(self) -> None:
         """Start another pass. Counted processes stay counted: a pod that changes is no faster to read."""
         self._cgroups = 0
+        self._alive.clear()
         self._all_processes = None
 
     def count_processes(self, pids: Iterable[int]) -> None:
@@ -69,6 +71,13 @@ class CgroupTally:
         self._pids.update(pids)
         if len(self._pids) > self._max_processes:
             raise too_many_processes(self._uid, self._max_processes)
+
+    def stat_if_alive(self, pid: int) -> ProcStat | None:
+        """Return the process if it lives; read once per pass, because every hierarchy lists it again."""
+        stat = self._alive.get(pid) or self._proc.stat_if_alive(pid)
+        if stat is not None:
+            self._alive[pid] = stat
+        return stat
 
     def count_cgroup(self) -> bool:
         """Count one more cgroup of the pod; return whether it may still be visited."""

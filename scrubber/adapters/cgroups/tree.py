@@ -134,7 +134,7 @@ class CgroupTree:
             # A threaded cgroup lists no processes; the nearest ancestor that is not threaded does, and the pod's own
             # cgroup is inspected too.
             for pid in pids or ():
-                stat = self._proc.stat_if_alive(pid)
+                stat = tally.stat_if_alive(pid)
                 if stat is not None:
                     found.append(Process(pid, stat.started, container))
                 elif _exists(pid) and self._proc.stat(pid) is None:

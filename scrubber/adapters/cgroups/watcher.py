@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from scrubber.adapters.inotify import OVERFLOW, Inotify
@@ -28,6 +29,7 @@ class _FirstContainer:
     def __init__(self, directories: Sequence[Path]) -> None:
         self.directories = frozenset(directories)
         self.files: frozenset[Path] = frozenset()
+        self.paths = self.directories
         self.known: frozenset[str] = frozenset()
         self.future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -47,6 +49,7 @@ class _End:
         self._entries = {(pod.parent, pod.name) for pod in pods}
         self.directories = self._pods | {pod.parent for pod in pods}
         self.files = frozenset(pod / _EVENTS_FILE for pod in pods)
+        self.paths = self.directories | self.files
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def note(self, change: _Change) -> None:
@@ -62,6 +65,8 @@ class CgroupWatcher:
         self._inotify: Inotify | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waits: set[_FirstContainer | _End] = set()
+        self._uses: Counter[Path] = Counter()
+        """How many of the waits need a path."""
 
     def watch_first(self, pods: Sequence[Path]) -> asyncio.Future[str]:
         """Return a future for the name of the first directory created in one of ``pods`` from now on.
@@ -93,6 +98,7 @@ class CgroupWatcher:
     def close(self) -> None:
         """Stop watching; pending futures are cancelled."""
         waits, self._waits = self._waits, set()
+        self._uses.clear()
         for wait in waits:
             wait.future.cancel()
         if self._inotify is not None and self._loop is not None:
@@ -108,6 +114,7 @@ class CgroupWatcher:
             self._inotify, self._loop = Inotify(), loop
             loop.add_reader(self._inotify.fileno(), self._read)
         self._waits.add(wait)
+        self._uses.update(wait.paths)
         wait.future.add_done_callback(lambda _: self._forget(wait))
         try:
             for directory in wait.directories:
@@ -127,11 +134,12 @@ class CgroupWatcher:
                     wait.note(change)
 
     def _forget(self, wait: _FirstContainer | _End) -> None:
-        self._waits.discard(wait)
-        needed = {path for each in self._waits for path in (*each.directories, *each.files)}
-        self._remove({*wait.directories, *wait.files} - needed)
-
-    def _remove(self, paths: Collection[Path]) -> None:
-        for path in paths:
-            if self._inotify is not None:
-                self._inotify.remove(path)
+        if wait not in self._waits:
+            return  # closed meanwhile
+        self._waits.remove(wait)
+        self._uses.subtract(wait.paths)
+        for path in wait.paths:
+            if not self._uses[path]:
+                del self._uses[path]
+                if self._inotify is not None:
+                    self._inotify.remove(path)

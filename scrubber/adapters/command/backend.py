@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.command.health import CommandSettings, CommandTelemetry
 from scrubber.adapters.command.holders import CommandHolders
 from scrubber.adapters.command.inventory import CommandInventory
-from scrubber.adapters.command.runner import CommandOptions, CommandRunner
+from scrubber.adapters.command.runner import CommandOptions, CommandRun, CommandRunner
 from scrubber.adapters.command.work import CommandResetter, CommandWork
 from scrubber.adapters.walker import WALKER_MODULE, budget_within
 from scrubber.domain.errors import Unavailable
@@ -42,6 +42,7 @@ async def command_backend(
     owner: int = 0,
     walk_timeout: float = 10.0,
     children: Children | None = None,
+    observe: Callable[[CommandRun], None] = lambda _: None,
 ) -> AsyncIterator[DeviceBackend]:
     """Build the backend of the program that ``source`` names.
 
@@ -50,12 +51,13 @@ async def command_backend(
         node: name of the node, for certificates.
         owner: uid that may own the program, besides root.
         walk_timeout: deadline for one walk over ``/proc``, in seconds.
+        observe: called after each run of the program that was answered.
     """
     own = children or Children()
     locks.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(own.close)
-        runner = CommandRunner(source.current, own, lock_directory=locks, owner=owner)
+        runner = CommandRunner(source.current, own, lock_directory=locks, owner=owner, observe=observe)
         stack.push_async_callback(runner.close)
         walks = RequestPool(own, WALKER_MODULE, deadline=walk_timeout, error_type=Unavailable)
         stack.push_async_callback(walks.close)
@@ -80,5 +82,5 @@ async def command_backend(
             diagnostics=work,
             children=own,
             not_advertised=not_advertised,
-            poll_interval=source.current().poll_interval,
+            poll_interval=lambda _: source.current().poll_interval,
         )

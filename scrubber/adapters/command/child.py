@@ -35,7 +35,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PROGRESS_FD, _LOCK_FD = 3, 4
 _FIRST_OWN_FD = 10
 _DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
-_CGROUPS = "/sys/fs/cgroup"
+_CGROUP_MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+"""Where cgroup v2 is mounted: alone, or on a hybrid node, where the first is an ordinary directory."""
+_PREFIX = "scrubber-command-"
 
 
 class _Order(NamedTuple):
@@ -292,11 +294,15 @@ class _Cgroup:
 
     def __init__(self) -> None:
         self._home = self._own = ""
+        root = next((each for each in _CGROUP_MOUNTS if os.path.exists(f"{each}/cgroup.controllers")), None)
+        if root is None:
+            return
         with suppress(OSError), open("/proc/self/cgroup", "rb") as file:
             path = next((line[3:] for line in file.read().split(b"\n") if line.startswith(b"0::")), b"")
             if path:
-                home = _CGROUPS + os.fsdecode(path).rstrip("/")
-                own = f"{home}/scrubber-command-{os.getpid()}"
+                home = root + os.fsdecode(path).rstrip("/")
+                _remove_abandoned(home)
+                own = f"{home}/{_PREFIX}{os.getpid()}"
                 os.mkdir(own)
                 self._home, self._own = home, own
 
@@ -320,10 +326,26 @@ class _Cgroup:
                 os.rmdir(own)
 
 
+def _remove_abandoned(home: str) -> None:
+    """Remove what a process that was killed could not: the kernel refuses while anything runs in it."""
+    for name in os.listdir(home):
+        pid = name.removeprefix(_PREFIX)
+        if pid != name and not os.path.exists(f"/proc/{pid}"):
+            with suppress(OSError):
+                os.rmdir(f"{home}/{name}")
+
+
 def _write(path: str, data: bytes) -> bool:
     try:
-        with open(path, "wb", buffering=0) as file:
-            file.write(data)
+        file = os.open(
+            path, os.O_WRONLY | os.O_CLOEXEC
+        )  # never creates: what the kernel did not put there is no cgroup
     except OSError:
         return False
+    try:
+        os.write(file, data)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
     return True

@@ -11,6 +11,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +29,7 @@ from scrubber.domain.device import Device
 from scrubber.domain.errors import BrokenCommand, DriverTimeout, ResetInProgress, Unavailable, Unreadable
 from scrubber.ports.device import EraseProgress
 
-__all__ = ["SUPERVISOR_MODULE", "CommandOptions", "CommandRunner"]
+__all__ = ["SUPERVISOR_MODULE", "CommandOptions", "CommandRun", "CommandRunner"]
 
 SUPERVISOR_MODULE = "scrubber.adapters.command.child"
 _ZYGOTE_MODULE = "scrubber.adapters.command.zygote"
@@ -61,6 +62,15 @@ class CommandOptions(Protocol):
     def poll_interval(self) -> float: ...
 
 
+@dataclass(frozen=True, slots=True)
+class CommandRun:
+    """A run that was answered, and the seconds that it might have taken."""
+
+    verb: Verb
+    deadline: float
+    answer: Answer
+
+
 class CommandRunner:
     """Runs one program.
 
@@ -68,6 +78,7 @@ class CommandRunner:
         options: returns the options in force.
         lock_directory: directory of the devices' locks.
         owner: uid that may own the program, besides root.
+        observe: called after each run that was answered.
     """
 
     def __init__(
@@ -77,8 +88,10 @@ class CommandRunner:
         *,
         lock_directory: Path,
         owner: int,
+        observe: Callable[[CommandRun], None] = lambda _: None,
     ) -> None:
         self._options = options
+        self._observe = observe
         self._owner = owner
         self._executable = Executable(options().program, owner=owner)
         self._children = children
@@ -227,7 +240,9 @@ class CommandRunner:
             await asyncio.shield(self._end(child, lock))
         if self.check_digest() != digest:
             raise BrokenCommand(f"The command {self._executable.path} changed while it ran; this is retried.")
-        return read_answer(command, request_id, result)
+        answer = read_answer(command, request_id, result)
+        self._observe(CommandRun(verb, seconds, answer))
+        return answer
 
     async def _end(self, child: Child, lock: Path | None) -> None:
         """End the supervisor. What its run left behind, if it was cut off, is killed by the lock that it holds."""

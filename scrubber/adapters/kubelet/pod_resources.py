@@ -85,6 +85,7 @@ class PodResourcesClient:
         self._channel: grpc.aio.Channel | None = None
         self._pinned: PinnedSocket | None = None
         self._connected_to: SocketIdentity | None = None
+        self._parsed: tuple[bytes, tuple[ListedPod, ...]] = (b"", ())
 
     def socket_identity(self) -> SocketIdentity:
         """Return the identity of the socket that exists now.
@@ -119,7 +120,7 @@ class PodResourcesClient:
                 await self._wait_for_rate_limit(due)
                 left = max(due - self._clock.monotonic(), 0.001)
                 try:
-                    return _pods(await question(messages.ListPodResourcesRequest(), timeout=left))
+                    return self._parse(await question(messages.ListPodResourcesRequest(), timeout=left))
                 except grpc.aio.AioRpcError as exc:
                     if not _is_busy(exc):
                         raise
@@ -141,6 +142,11 @@ class PodResourcesClient:
         except Unavailable:
             await self.close()
             raise
+
+    def _parse(self, answer: bytes) -> tuple[ListedPod, ...]:
+        if self._parsed[0] != answer:  # mostly nothing has changed
+            self._parsed = (answer, _pods(answer))
+        return self._parsed[1]
 
     async def _wait_for_rate_limit(self, due: float) -> None:
         """Wait until the rate limit permits another request, but not beyond ``due``."""

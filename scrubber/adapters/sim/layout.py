@@ -70,6 +70,8 @@ class SimDevice:
         inode: inode of the memory file, as created.
         parent_directory: directory of the GPU that an instance belongs to.
         has_instances: whether it is the parent of instances and not advertised itself.
+        memory: its memory.
+        node: where a process has the device open without a context: it reads and writes nothing there.
     """
 
     device: Device
@@ -78,15 +80,12 @@ class SimDevice:
     defaults: Mapping[str, str]
     parent_directory: Path | None = None
     has_instances: bool = False
+    memory: Path = field(init=False, compare=False)
+    node: Path = field(init=False, compare=False)
 
-    @property
-    def memory(self) -> Path:
-        return self.directory / "memory"
-
-    @property
-    def node(self) -> Path:
-        """Where a process has the device open without a context: it reads and writes nothing there."""
-        return self.directory / "node"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", self.directory / "memory")
+        object.__setattr__(self, "node", self.directory / "node")
 
     @property
     def control_directories(self) -> tuple[Path, ...]:

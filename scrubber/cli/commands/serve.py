@@ -7,15 +7,14 @@ The command only collects the settings and passes them to the daemon, which is i
 from __future__ import annotations
 
 import asyncio
-from enum import StrEnum
 from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from scrubber.backends import BACKENDS
-from scrubber.cli.completers import complete_policy
+from scrubber.backends import BACKENDS, choose_backend
+from scrubber.cli.completers import complete_backend, complete_policy
 from scrubber.cli.daemon_options import (
     SERVICE_METRICS_ADDRESS,
     KubeletDirOption,
@@ -44,15 +43,7 @@ from scrubber.config.settings import (
 
 __all__ = ["add_commands"]
 
-if TYPE_CHECKING:
-
-    class BackendName(StrEnum):
-        """One member for each row of the registry."""
-
-else:
-    BackendName = StrEnum("BackendName", [(each, each) for each in BACKENDS])
-
-_DEFAULT_BACKEND = next(iter(BackendName))
+_DEFAULT_BACKEND = next(iter(BACKENDS))
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -61,12 +52,16 @@ def add_commands(app: typer.Typer) -> None:
 
 def serve(
     backend: Annotated[
-        BackendName,
+        list[str] | None,
         typer.Option(
             envvar="SCRUBBER_BACKEND",
-            help="; ".join(f"{each.name}: {each.summary}" for each in BACKENDS.values()) + ".",
+            metavar="NAME",
+            autocompletion=complete_backend,
+            help="; ".join(f"{each.name}: {each.summary}" for each in BACKENDS.values())
+            + ". Can be repeated, or a list with commas: one service then has the devices of all of them.",
+            show_default=_DEFAULT_BACKEND,
         ),
-    ] = _DEFAULT_BACKEND,
+    ] = None,
     sim_dir: Annotated[
         Path | None,
         typer.Option(
@@ -262,7 +257,8 @@ def serve(
 
     It tracks the state of every device, scrubs and certifies devices, and quarantines those that it cannot prove clean.
     """
-    chosen = BACKENDS[backend.value]
+    names = [name.strip() for each in backend or (_DEFAULT_BACKEND,) for name in each.split(",")]
+    chosen = choose_backend(names)
     settings = ServiceSettings(
         backend=chosen,
         sim_dir=sim_dir,

@@ -169,6 +169,16 @@ class SignalTable:
         """Return the table with a backend's own conditions and error codes."""
         return SignalTable({**conditions, **self.classifications}, errors, error_classes)
 
+    def merged_with(self, others: Iterable[SignalTable]) -> SignalTable:
+        """Return a table of the codes of several backends, for what concerns the node; of a code in two, the first.
+
+        What a code means for a device only the table of its own backend says.
+        """
+        classifications = dict(self.classifications)
+        for each in others:
+            classifications = {**each.classifications, **classifications}
+        return SignalTable(classifications, self.errors, self.error_classes)
+
     @cached_property
     def soft(self) -> frozenset[str]:
         """Conditions that may end without intervention: a policy sets how long each may last."""

@@ -78,12 +78,7 @@ class ClaimInfos:
         return [each for each in self if uid in each.pods]
 
 
-def write_checkpoint(directory: Path, claims: ClaimInfos) -> None:
-    """Replace the checkpoint atomically.
-
-    Raises:
-        OSError: the directory cannot be written; the old checkpoint remains.
-    """
+def encode_checkpoint(claims: ClaimInfos) -> str:
     entries = [
         {
             "ClaimUID": each.uid,
@@ -100,9 +95,33 @@ def write_checkpoint(directory: Path, claims: ClaimInfos) -> None:
     data = json.dumps(
         {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": entries}
     )
+    return json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())})
+
+
+def decode_checkpoint(text: str) -> ClaimInfos:
+    """Return the claims, none of them prepared.
+
+    Raises:
+        DraCheckpointUnreadable: not JSON, not of this shape, or damaged.
+    """
+    try:
+        document = json.loads(text)
+        if document["Checksum"] != zlib.crc32(document["Data"].encode()):
+            raise DraCheckpointUnreadable("checkpoint is corrupted")
+        return ClaimInfos(_claim(each) for each in json.loads(document["Data"])["ClaimInfoStateList"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DraCheckpointUnreadable(str(error)) from error
+
+
+def write_checkpoint(directory: Path, claims: ClaimInfos) -> None:
+    """Replace the checkpoint atomically.
+
+    Raises:
+        OSError: the directory cannot be written; the old checkpoint remains.
+    """
     draft = directory / f".{FILE_NAME}.new"
     with open(draft, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        json.dump({"Data": data, "Checksum": zlib.crc32(data.encode())}, file)
+        file.write(encode_checkpoint(claims))
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, directory / FILE_NAME)
@@ -116,13 +135,10 @@ def read_checkpoint(directory: Path) -> ClaimInfos:
     """
     path = directory / FILE_NAME
     try:
-        document = json.loads(path.read_text())
-        if document["Checksum"] != zlib.crc32(document["Data"].encode()):
-            raise DraCheckpointUnreadable(f"{path}: checkpoint is corrupted")
-        return ClaimInfos(_claim(each) for each in json.loads(document["Data"])["ClaimInfoStateList"])
+        return decode_checkpoint(path.read_text())
     except FileNotFoundError:
         return ClaimInfos()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, DraCheckpointUnreadable) as error:
         raise DraCheckpointUnreadable(f"{path}: {error}") from error
 
 

@@ -86,8 +86,8 @@ class DeviceState:
     def policy(self) -> Policy:
         """The current policy of this device. An active break-glass override sets its enforcement to observe."""
         policy = self._dependencies.policy()
-        if policy.overrides:
-            policy = policy.for_device(self.device.model, self._resources(self._record))
+        if policy.overrides or policy.by_backend:
+            policy = policy.for_device(self.device.model, self._resources(self._record), self.device.backend)
         if self._record.break_glass is not None and self.is_override_active(self._record.break_glass, policy):
             policy = replace(policy, enforcement=Enforcement.OBSERVE)
         return policy

@@ -6,8 +6,10 @@ The controllers decide what a check leads to.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
+from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceFault, InvalidRequest, LedgerFailure, ScrubberError
 from scrubber.domain.evidence import Step
 from scrubber.domain.health.signals import fault_finding
@@ -58,15 +60,27 @@ def _concerned(node: Node, device: str | None) -> list[DeviceController]:
     return [node.devices.controllers[device]] if device in node.devices.controllers else []
 
 
-async def watch_health(node: Node, *, dependencies: Dependencies, interval: float) -> None:
-    """Compare snapshots periodically: signals are edges and can be missed. A hung device delays no other."""
+async def watch_health(
+    node: Node, *, dependencies: Dependencies, interval: float, least: Callable[[Device], float] = lambda _: 0.0
+) -> None:
+    """Compare snapshots periodically: signals are edges and can be missed. A hung device delays no other.
+
+    Args:
+        interval: seconds between two rounds.
+        least: returns the seconds below which a device is not checked again.
+    """
     running: dict[str, asyncio.Task[None]] = {}
+    checked: dict[str, float] = {}
     async with asyncio.TaskGroup() as group:
         while True:
             # A device whose check has to wait, for example for the reset of a peer, delays no other.
             running = {device: task for device, task in running.items() if not task.done()}
+            now = dependencies.clock.monotonic()
             for device, controller in node.devices.controllers.items():
-                if device not in running:
+                # Half an interval is the tolerance: a round that comes a moment early must not cost the next one.
+                is_due = now - checked.get(device, -math.inf) >= least(controller.state.device) - interval / 2
+                if device not in running and is_due:
+                    checked[device] = now
                     running[device] = group.create_task(
                         run_check(controller, controller.health.check), name=f"health {device}"
                     )

@@ -209,10 +209,12 @@ async def _check_pods(controller: DeviceController, reading: KubeletReading, dep
     await controller.health.end_expired_break_glass()
     await _name_last_grant(controller, reading, dependencies)
     # Only here: two samples in quick succession could take a helper of the runtime for a container's first process.
-    for grant in controller.state.record.open_grants if controller.state.record.hygiene is Hygiene.IN_USE else ():
+    record, running = controller.state.record, False
+    for grant in record.open_grants if record.hygiene is Hygiene.IN_USE else ():
         for each in grant.by_pod():
-            await controller.pods.sample_processes(each)
-    await controller.occupancy.release_if_over()
+            running |= await controller.pods.sample_processes(each) and each.boot == dependencies.identity.boot
+    if not running:
+        await controller.occupancy.release_if_over()
 
 
 async def _note_container_end(controller: DeviceController) -> None:

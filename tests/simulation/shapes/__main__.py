@@ -1,7 +1,7 @@
 """The matrix of pod shapes, from the command line.
 
 ``python -m tests.simulation.shapes`` plays all shapes of up to three containers, and some of four; exit status 1 when a play
-failed. ``--play 'mG m- | Always deleted steady | service@7'`` plays one, and prints every event.
+failed. With ``--record FILE`` it continues where an earlier run was stopped. ``--play 'mG m- | Always deleted steady | service@7'`` plays one, and prints every event.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import asyncio
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.simulation.shapes.matrix import Tally, in_processes, shapes_to_play, tally
+from tests.simulation.shapes.matrix import Played, Tally, in_processes, shapes_to_play, tally
 from tests.simulation.shapes.play import play
-from tests.simulation.shapes.shape import Box, Device, Kind, Script
+from tests.simulation.shapes.shape import Box, Device, Kind, Script, Shape, written
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--four", type=int, default=20, help="shapes of four containers (default 20)")
     parser.add_argument("--seed", type=int, default=1, help="which ones (default 1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write the result here, too")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="append each shape's outcomes; shapes that are in it are not repeated",
+    )
     parser.add_argument("--play", metavar="SCRIPT", help="one script, as a failure tells it")
     parser.add_argument("--shape", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -38,19 +44,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         shape = tuple(Box(Kind(each[0]), Device(each[1])) for each in options.shape.split())
         print(tally([shape]).dump())
         return 0
-    began = time.monotonic()
     shapes = shapes_to_play(options.containers, four=options.four, seed=options.seed)
-    found = asyncio.run(in_processes(shapes, options.jobs))
-    report = _report(found, options.four, options.seed, time.monotonic() - began, options.jobs)
-    print(report)
-    if options.record is not None:
-        options.record.write_text(report + "\n")
-    return int(found.failures > 0)
+    found = asyncio.run(_all(shapes, options.jobs, options.record))
+    print(_report(found))
+    return int(any(each.tally.failures for each in found))
 
 
-def _report(found: Tally, four: int, seed: int, seconds: float, jobs: int) -> str:
-    head = f"Shapes of four containers: {four}, by seed {seed}. {seconds:,.0f} s with {jobs} processes."
-    return f"# The matrix of pod shapes\n\n{head}\n\n{found.report()}"
+async def _all(shapes: Sequence[Shape], jobs: int, record: Path | None) -> list[Played]:
+    """Play what ``record`` lacks, and return everything."""
+    lines = record.read_text().splitlines() if record is not None and record.exists() else []
+    names = {written(each) for each in shapes}
+    found = [each for each in map(Played.read, lines) if each.shape in names]
+    known = {each.shape for each in found}
+    commit = await _commit()
+    began = time.monotonic()
+    async for shape, outcomes in in_processes([each for each in shapes if written(each) not in known], jobs):
+        found.append(Played(written(shape), commit, outcomes))
+        if record is not None:
+            with record.open("a") as file:
+                file.write(str(found[-1]))
+        plays, failures = (sum(count) for count in zip(*map(_counts, found), strict=True))
+        took = time.monotonic() - began
+        print(
+            f"  {len(found)} of {len(shapes)} shapes, {plays:,} plays, {failures:,} wrong, {took:,.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+    return found
+
+
+def _counts(played: Played) -> tuple[int, int]:
+    return played.tally.plays.total(), played.tally.failures
+
+
+async def _commit() -> str:
+    """Return the tree's commit, marked if it was changed since."""
+    command = ("git", "describe", "--always", "--dirty", "--exclude=*")
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await child.communicate()
+    return output.decode().strip() or "unknown"
+
+
+def _report(found: Sequence[Played]) -> str:
+    everything = Tally()
+    for each in found:
+        everything.add(each.tally)
+    commits = Counter(each.commit for each in found)
+    tested = ", ".join(f"{count} at {commit}" for commit, count in commits.items())
+    return f"# The matrix of pod shapes\n\nShapes by commit: {tested}.\n\n{everything.report()}"
 
 
 def _one(script: Script) -> int:

@@ -12,7 +12,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.simulation.shapes.play import Outcome, play
@@ -30,7 +30,17 @@ from tests.simulation.shapes.shape import (
     written,
 )
 
-__all__ = ["KNOWN", "Tally", "all_scripts_of", "in_processes", "manner", "plays_of", "sample", "shapes_to_play"]
+__all__ = [
+    "KNOWN",
+    "Played",
+    "Tally",
+    "all_scripts_of",
+    "in_processes",
+    "manner",
+    "plays_of",
+    "sample",
+    "shapes_to_play",
+]
 
 KNOWN = (
     # A GPU container ends after a restart of the service, and restarts beside one without a device.
@@ -240,33 +250,40 @@ def tally(shapes: Iterable[Shape]) -> Tally:
     return found
 
 
-async def in_processes(shapes: Sequence[Shape], jobs: int) -> Tally:
-    """Play all cases of ``shapes`` with ``jobs`` processes at a time, each of them one shape after another."""
-    waiting, everything = list(reversed(shapes)), Tally()
+@dataclass(frozen=True, slots=True)
+class Played:
+    """All cases of one shape, as a line of a record keeps them.
 
-    async def work() -> None:
-        while waiting:
-            shape = waiting.pop()
-            child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "tests.simulation.shapes",
-                "--shape",
-                written(shape),
-                stdout=asyncio.subprocess.PIPE,
-            )
+    Attributes:
+        shape: as :func:`~tests.simulation.shapes.shape.written` writes it.
+        commit: the commit of the tree that was tested.
+    """
+
+    shape: str
+    commit: str
+    tally: Tally
+
+    def __str__(self) -> str:
+        return f"{self.shape} | {self.commit} | {self.tally.dump()}\n"
+
+    @classmethod
+    def read(cls, line: str) -> Played:
+        shape, commit, found = line.split(" | ", 2)
+        return cls(shape, commit, Tally.load(found))
+
+
+async def in_processes(shapes: Sequence[Shape], jobs: int) -> AsyncIterator[tuple[Shape, Tally]]:
+    """Play all cases of ``shapes`` with ``jobs`` processes at a time; yield each shape's outcomes when it is done."""
+
+    async def played(shape: Shape) -> tuple[Shape, Tally]:
+        command = (sys.executable, "-m", "tests.simulation.shapes", "--shape", written(shape))
+        async with slots:
+            child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
             output, _ = await child.communicate()
-            if child.returncode != 0:
-                raise RuntimeError(f"the plays of {written(shape)} ended with status {child.returncode}")
-            everything.add(Tally.load(output.decode()))
-            done = everything.shapes.total()
-            print(
-                f"  {done} of {len(shapes)} shapes, {everything.plays.total():,} plays, {everything.failures:,} wrong",
-                file=sys.stderr,
-                flush=True,
-            )
+        if child.returncode != 0:
+            raise RuntimeError(f"the plays of {written(shape)} ended with status {child.returncode}")
+        return shape, Tally.load(output.decode())
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(jobs):
-            group.create_task(work())
-    return everything
+    slots = asyncio.Semaphore(jobs)
+    for each in asyncio.as_completed([asyncio.ensure_future(played(shape)) for shape in shapes]):
+        yield await each
