@@ -18,10 +18,10 @@ $(STAMP): pyproject.toml requirements/dev.txt scripts/bootstrap.sh
 	@scripts/bootstrap.sh $(VENV)
 	@touch $@
 
-demo: $(STAMP)  ## the story of a hand-over, on a simulated node (ARGS=--dra: with resource claims; ARGS="--backend command": a program manages the devices)
+demo: $(STAMP)  ## play a hand-over on a simulated node (ARGS=--dra: with resource claims; ARGS="--backend command": a program manages the devices)
 	@$(BIN)/scrubber demo $(ARGS)
 
-test: $(STAMP)  ## all tests but those that ask for a real GPU, four processes at a time
+test: $(STAMP)  ## all tests but those that ask for a real GPU, five processes at a time
 	@scripts/test.sh $(BIN)/python
 
 test-fast: $(STAMP)  ## decisions, formats, protocols and documents: the tests that start few processes or none
@@ -49,7 +49,7 @@ soak: $(STAMP)  ## 2,000 pods over 16 devices while everything around them dies 
 pod-matrix: $(STAMP)  ## every pod shape of up to three containers, with a restart between any two events (over an hour)
 	$(BIN)/python -m tests.simulation.shapes $(ARGS)
 
-boards: $(STAMP)  ## write the Grafana boards' JSON anew from their code
+boards: $(STAMP)  ## generate the JSON of the Grafana boards from their code
 	$(BIN)/python -m dashboards
 
 boards-preview: $(STAMP)  ## draw the boards with Grafana's components into docs/images (needs npm and chromium)
@@ -75,7 +75,7 @@ release: $(STAMP)  ## build wheel, images, chart and Debian package with checksu
 	$(BIN)/python -m scripts.release $(if $(VERSION),'$(VERSION)',$(error name the version: make release VERSION=x.y.z)) \
 		$(if $(KEY),--key '$(KEY)') $(if $(SOURCE),--source '$(SOURCE)')
 
-# On a machine with a GPU that nobody else uses. PYTHON may have CuPy and nvidia-ml-py already; nothing is installed.
+# On a machine with a GPU that is not used otherwise. PYTHON may have CuPy and nvidia-ml-py already; nothing is installed.
 # BACKEND=amd: on a node with ROCm, which needs neither.
 PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 gpu-check:  ## what only a real GPU can prove; overwrites its memory; results go to bench/results/
@@ -87,20 +87,20 @@ cluster-check: $(STAMP)  ## on a cluster: what does a tenant find of the one bef
 		$(if $(DEVICE_CLASS),--device-class '$(DEVICE_CLASS)') $(if $(IMAGE),--image '$(IMAGE)') \
 		$(if $(NAMESPACE_PREFIX),--namespace-prefix '$(NAMESPACE_PREFIX)') $(ARGS)
 
-amd-kernels: $(STAMP)  ## compile the kernels for AMD GPUs to code objects anew (clang-19 and lld-19)
+amd-kernels: $(STAMP)  ## compile the kernels for AMD GPUs to code objects (clang-19 and lld-19)
 	$(BIN)/python scripts/make_amd_kernels.py
 
-kernels: $(STAMP)  ## compile the CUDA kernels to PTX anew
+kernels: $(STAMP)  ## compile the CUDA kernels to PTX
 	$(BIN)/python scripts/make_kernels.py
 
-protos: $(STAMP)  ## generate the gRPC code anew from the .proto files
+protos: $(STAMP)  ## generate the gRPC code from the .proto files
 	$(BIN)/python scripts/gen_protos.py
 
 # Universal: one file serves Python 3.11 and newer. No index is named in it; pip's own settings say where to look.
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
 
-lock: $(STAMP)  ## resolve the dependencies anew (UPGRADE=--upgrade to take newer ones)
+lock: $(STAMP)  ## resolve the dependencies (UPGRADE=--upgrade to take newer ones)
 	$(COMPILE) --output-file requirements/base.txt pyproject.toml
 	$(COMPILE) --output-file requirements/dev.txt --group dev --constraint requirements/base.txt pyproject.toml
 	$(COMPILE) --extra cuda12 --extra otel --constraint requirements/dev.txt --output-file deploy/container/cuda12.txt pyproject.toml

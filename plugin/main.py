@@ -42,7 +42,13 @@ from plugin.kubelet.resources import (
 from plugin.kubelet.server import DevicePlugin
 from plugin.logs import Logger, WaitLogger, create_logger
 from plugin.nvidia.container_runtime import InjectionCheck, check_injection
-from plugin.nvidia.settings import NvidiaPluginSettings, health_check_warning, index_warning
+from plugin.nvidia.reload import SettingsReload
+from plugin.nvidia.settings import (
+    NvidiaPluginSettings,
+    NvidiaSettingsSource,
+    health_check_warning,
+    index_warning,
+)
 from plugin.observers import AgentPauseObserver, ClusterObserver, DeferredObserver, HealthEventObserver, NullObserver
 from plugin.process import (
     bind_metrics,
@@ -114,9 +120,7 @@ class PluginSettings:
         log_format: ``auto`` (text on a terminal, else JSON lines), ``json`` or ``console``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         nvidia: settings for NVIDIA GPUs only.
-        reload_nvidia: resolves them again; raises :class:`InvalidConfiguration`. None: they cannot change.
-        follow_driver: resolves them for the place where the driver is now, which is checked without a signal; raises
-            :class:`InvalidConfiguration`. None: the driver does not move.
+        nvidia_source: resolves them again; None: they cannot change.
         upstream_dir: directory in which vendors' own plugins register, to run behind this one; None: this plugin is the
             only one.
         cluster: ``auto`` (this node's devices are written to the API server where there are credentials) or ``off``.
@@ -146,8 +150,7 @@ class PluginSettings:
     log_format: str = "auto"
     log_level: str = "info"
     nvidia: NvidiaPluginSettings = field(default_factory=NvidiaPluginSettings)
-    reload_nvidia: Callable[[], NvidiaPluginSettings] | None = field(default=None, compare=False)
-    follow_driver: Callable[[NvidiaPluginSettings], NvidiaPluginSettings] | None = field(default=None, compare=False)
+    nvidia_source: NvidiaSettingsSource | None = field(default=None, compare=False)
     upstream_dir: Path | None = None
     cluster: str = "off"
     condition: ConditionFormat = field(default_factory=ConditionFormat)
@@ -405,8 +408,10 @@ class _Reload:
     def __init__(self, parts: _Parts, *, stop: asyncio.Event, hangup: asyncio.Event) -> None:
         self._parts = parts
         self._stop = stop
-        self._hangup = hangup
-        self._last_error = ""
+        settings = parts.settings
+        self._reload = SettingsReload(
+            settings.nvidia_source, parts.log, hangup=hangup, driver_interval=settings.times.driver, wake=(stop,)
+        )
         self._reminder = WaitLogger(parts.log, every=_WAIT_LOG_INTERVAL, clock=time.monotonic)
 
     async def successor(self, current: _Assembly | None) -> _Assembly | None:
@@ -415,25 +420,22 @@ class _Reload:
         Raises:
             InvalidConfiguration: nothing serves yet, and the driver was found, but the settings cannot work.
         """
-        settings = self._parts.settings
-        known = current.nvidia if current else settings.nvidia
+        known = current.nvidia if current else self._parts.settings.nvidia
         pending = known.pending
         while True:
             if current is None:
                 self._reminder.log_waiting("driver.location-unknown", message=pending)
-            await self._wait(settings.times.driver if settings.follow_driver else None)
+            requested = await self._reload.wait()
             if self._stop.is_set():
                 self._parts.log.info("plugin.stopping")
                 return None
-            requested = self._hangup.is_set()
-            self._hangup.clear()
             try:
-                nvidia = self._resolve(known, everything=requested)
+                nvidia = self._reload.resolve(known, everything=requested)
                 pending = nvidia.pending
                 if pending and requested:
                     known = nvidia
                 if pending or (current is not None and nvidia == current.nvidia):
-                    self._last_error = ""
+                    self._reload.note_accepted()
                     if requested and not pending:
                         self._parts.log.info("settings.unchanged")
                     continue
@@ -443,33 +445,13 @@ class _Reload:
             except InvalidConfiguration as error:
                 if current is None and not requested:
                     raise
-                self._log_rejected(str(error), requested=requested)
+                self._reload.log_rejected(error, requested=requested)
                 continue
             self._reminder.log_ended("driver.location-known", root=str(nvidia.root.host))
-            self._last_error = ""
+            self._reload.note_accepted()
             if current is not None:
                 self._parts.log.info("settings.reloaded", root=str(nvidia.root.host))
             return successor
-
-    def _resolve(self, nvidia: NvidiaPluginSettings, *, everything: bool) -> NvidiaPluginSettings:
-        settings = self._parts.settings
-        if everything and settings.reload_nvidia:
-            return settings.reload_nvidia()
-        return settings.follow_driver(nvidia) if settings.follow_driver else nvidia
-
-    def _log_rejected(self, message: str, *, requested: bool) -> None:
-        if requested or message != self._last_error:
-            self._parts.log.error("settings.rejected", message=message)
-        self._last_error = message
-
-    async def _wait(self, seconds: float | None) -> None:
-        """Return at a signal, or after ``seconds``."""
-        waits = [asyncio.ensure_future(each.wait()) for each in (self._stop, self._hangup)]
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
 
 
 def _log_warnings(nvidia: NvidiaPluginSettings, log: Logger) -> None:

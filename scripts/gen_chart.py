@@ -287,7 +287,7 @@ def _daemon_set(name: str, content: dict[Any, Node]) -> None:
     for each in volumes:
         _move(each.value if isinstance(each, When) else each, "hostPath", "path")
     for each in mounts:
-        _move(each, "mountPath")
+        _move(each.value if isinstance(each, When) else each, "mountPath")
     if key == "service":
         _service(pod, container)
     elif key == "plugin":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all tests in parts, four at a time: tests of whole daemons wait for most of their time, and the others compute.
+# Runs all tests in parts, five at a time: tests of whole daemons wait for most of their time, and the others compute.
 # Long parts start first, and a free worker takes the next part. The output of a part is shown when it has ended.
 #
 # Each part has a separate PID namespace where the kernel and the user's permissions allow it: a scan of /proc then finds
@@ -7,6 +7,7 @@
 #
 #   scripts/test.sh PYTHON [fast | property]
 set -uo pipefail
+unset PYTHONDONTWRITEBYTECODE  # otherwise each part compiles the plugins of pytest anew
 export python=$1 lock=${BASH_SOURCE[0]} options=
 if [[ ${2:-all} == property ]]; then
   # The searching tests, as deep as tests/depth.py says: each file is a part, and none has a deadline.
@@ -23,17 +24,20 @@ else
     'tests/dashboards/test_[amp]*.py'
     'tests/integration/test_d*.py'
     'tests/integration/test_[n-r]*.py'
-    'tests/integration/test_[abce-g]*.py'
-    'tests/chaos/test_[!k]*.py'
-    'tests/adapters/test_[!a-n]*.py'
-    'tests/chaos/test_k*.py'
-    'tests/cli'
-    'tests/property'
-    'tests/integration/test_[!abcdefgnopqr]*.py'
+    'tests/integration/test_[!a-gn-r]*.py'
+    'tests/integration/test_gpu_r*.py'
     'tests/adapters/test_[a-n]*.py'
+    'tests/integration/test_a*.py'
+    'tests/cli'
     'tests/dashboards/test_[!amp]*.py'
-    'tests/engine'
+    'tests/integration/test_gpu_[!r]*.py'
+    'tests/adapters/test_[!a-n]*.py'
+    'tests/property'
+    'tests/chaos/test_[!k]*.py'
+    'tests/integration/test_[bcef]*.py'
     'tests/plugin'
+    'tests/engine'
+    'tests/chaos/test_k*.py'
   )
   # All remaining tests are one more part, so that new tests are not left out; it computes for long.
   parts=("tests${parts[*]/#/ --ignore-glob=}" "${parts[@]}")
@@ -57,4 +61,4 @@ part() {
 }
 export -f part
 
-printf '%s\0' "${parts[@]}" | xargs --null --max-procs=4 --replace bash -c 'part "$1"' part {}
+printf '%s\0' "${parts[@]}" | xargs --null --max-procs=5 --replace bash -c 'part "$1"' part {}

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,8 +21,8 @@ from scrubber.adapters.command.backend import CommandSource, command_backend
 from scrubber.adapters.command.executable import ownership_problem
 from scrubber.adapters.command.runner import CommandRun
 from scrubber.adapters.ledger.state_directory import StateDirectory
-from scrubber.domain.device import Device, find_device
-from scrubber.domain.errors import BrokenCommand, DeviceFault, DriverTimeout, ScrubberError
+from scrubber.domain.device import AccessKind, Device, find_device
+from scrubber.domain.errors import BrokenCommand, DeviceBusy, DeviceFault, DriverTimeout, ScrubberError
 from scrubber.domain.telemetry import Snapshot
 from scrubber.ports import contract
 from scrubber.ports.contract import ContractViolation
@@ -54,6 +54,7 @@ class CheckOutcome(StrEnum):
     TIMED_OUT = "timed-out"
     WRONG = "wrong"
     FAULT = "fault"
+    HELD = "held"
     UNANSWERED = "unanswered"
 
     @property
@@ -63,7 +64,13 @@ class CheckOutcome(StrEnum):
 
     @property
     def is_error(self) -> bool:
-        return self in (CheckOutcome.TIMED_OUT, CheckOutcome.WRONG, CheckOutcome.FAULT, CheckOutcome.UNANSWERED)
+        return self in (
+            CheckOutcome.TIMED_OUT,
+            CheckOutcome.WRONG,
+            CheckOutcome.FAULT,
+            CheckOutcome.HELD,
+            CheckOutcome.UNANSWERED,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +144,24 @@ class _Checks:
         self._runs = runs
         self._deadline = deadline
         self._verbs: frozenset[str] = frozenset()
+        self._without_reset: dict[str, str] = {}
         self.found: list[ContractCheck] = []
 
     async def check_node(self) -> tuple[Device, ...] | None:
         """Check what concerns no single device; return the devices, None if they cannot be listed."""
         devices = await self._check("inventory", None, contract.check_inventory(self._backend.inventory), _listed)
+        capabilities = self._capabilities()
         if devices is None:
+            if capabilities is None:
+                self.found[-1] = replace(self.found[-1], name=Verb.CAPABILITIES.value)
+            self.skip("devices", "The devices cannot be listed, so nothing else was checked.")
             return None
         if not devices:
             self._add("devices", CheckOutcome.MISSING, "The program lists no device, so nothing else can be checked.")
         await self._check(
             "identity", None, contract.check_identity(self._backend.inventory), lambda each: f"Driver: {each.driver}."
         )
-        capabilities = next(each.answer for each in self._runs if each.verb is Verb.CAPABILITIES)
-        self._verbs = frozenset(capabilities.texts("verbs")) | {Verb.CAPABILITIES}
+        self._verbs = (capabilities or frozenset()) | {Verb.CAPABILITIES}
         required = ", ".join(sorted(REQUIRED_VERBS - self._verbs))
         if required:
             self._add("capabilities", CheckOutcome.WRONG, f"Verbs that every program needs are missing: {required}.")
@@ -158,7 +169,7 @@ class _Checks:
             missing = sorted(verbs - self._verbs)
             if missing:
                 message = f"The program does not support {' and '.join(missing)}: {consequence}."
-                self._add(missing[0], CheckOutcome.MISSING, message)
+                self._add(missing[0].value, CheckOutcome.MISSING, message)
         return devices
 
     async def check_device(self, device: Device) -> None:
@@ -169,6 +180,7 @@ class _Checks:
             device,
             contract.check_holders(ports.holders, device),
             lambda held: "The device is held." if held else "No process holds the device.",
+            lambda _: self._missing_holders(device),
         )
         if self._supports(Verb.SETTINGS, Verb.SETTINGS_APPLY):
             await self._check(
@@ -178,17 +190,21 @@ class _Checks:
                 lambda _: "A setting that the device does not have is omitted.",
             )
         if self._supports(Verb.RESET, Verb.RESET_PLAN):
-            await self._check(
+            plan = await self._check(
                 "reset-plan",
                 device,
                 contract.check_reset_plan(ports.resetter, device),
                 lambda plan: plan.unavailable or " ".join(plan.blockers) or f"Method: {plan.method}.",
             )
+            if plan is not None and plan.unavailable is not None:
+                self._without_reset[device.id] = plan.unavailable
 
     async def work_on(self, device: Device) -> None:
         """Do to ``device`` what a scrub does, in the same order."""
         ports, deadline = self._backend, self._deadline
-        if self._supports(Verb.RESET, Verb.RESET_PLAN):
+        if device.id in self._without_reset:
+            self._add("reset", CheckOutcome.SKIPPED, self._without_reset[device.id], device)
+        elif self._supports(Verb.RESET, Verb.RESET_PLAN):
             await self._check(
                 "reset",
                 device,
@@ -204,17 +220,37 @@ class _Checks:
             )
         first = EraseRequest(_SCRUB_ID, audit=True, pattern=True, deadline=deadline)
         await self._check("erase", device, self._erase(device, first), _cleared)
-        await self._check("erase-again", device, self._erase_again(device), _cleared)
+        await self._check(
+            "erase-again", device, self._erase_again(device), _cleared, lambda report: _missing_residue(device, report)
+        )
         if self._supports(Verb.SETTINGS, Verb.SETTINGS_APPLY):
             await self._check(
                 "settings-apply",
                 device,
                 contract.check_restored_settings(ports.telemetry, ports.settings, device),
-                lambda after: f"Defaults: {', '.join(after.settings) or 'none'}.",
+                _restored,
             )
 
     def skip(self, name: str, message: str) -> None:
         self._add(name, CheckOutcome.SKIPPED, message)
+
+    def _capabilities(self) -> frozenset[str] | None:
+        """Return the verbs that the program lists; None if it did not answer, or not with such a list."""
+        answer = next((each.answer for each in self._runs if each.verb is Verb.CAPABILITIES), None)
+        try:
+            return None if answer is None else frozenset(answer.texts("verbs"))
+        except BrokenCommand:
+            return None
+
+    def _missing_holders(self, device: Device) -> str:
+        if self._supports(Verb.HOLDERS) or any(
+            each.kind in (AccessKind.DEVICE_NODE, AccessKind.MOUNT) for each in device.access
+        ):
+            return ""
+        return (
+            f"The inventory names no node of {device.id} and the program does not support {Verb.HOLDERS}: no process that "
+            "uses the device can be found."
+        )
 
     def _supports(self, *verbs: Verb) -> bool:
         return self._verbs.issuperset(verbs)
@@ -235,8 +271,14 @@ class _Checks:
         device: Device | None,
         check: Awaitable[_T],
         describe: Callable[[_T], str],
+        missing: Callable[[_T], str] = lambda _: "",
     ) -> _T | None:
-        """Await ``check`` and add its result; return what it returned, None if it failed."""
+        """Await ``check`` and add its result; return what it returned, None if it failed.
+
+        Args:
+            describe: returns the message of a check without a problem.
+            missing: returns what the check could not show for lack of information; empty: nothing.
+        """
         before = len(self._runs)
         try:
             value = await check
@@ -248,7 +290,9 @@ class _Checks:
             runs = self._runs[before:]
             slow = next((each for each in runs if each.answer.seconds > _SLOW * each.deadline), None)
             seconds = max((each.answer.seconds for each in runs), default=0.0)
-            if slow is None:
+            if lack := missing(value):
+                self._add(name, CheckOutcome.MISSING, lack, device, seconds)
+            elif slow is None:
                 self._add(name, CheckOutcome.OK, describe(value), device, seconds)
             else:
                 message = (
@@ -273,13 +317,15 @@ def _outcome_of(error: ScrubberError) -> CheckOutcome:
             return CheckOutcome.TIMED_OUT
         case DeviceFault():
             return CheckOutcome.FAULT
+        case DeviceBusy():
+            return CheckOutcome.HELD
         case _:
             return CheckOutcome.UNANSWERED
 
 
 def _limit(verb: Verb) -> str:
     if verb in (Verb.ERASE, Verb.RESET, Verb.DIAGNOSE):
-        return "limits in the policy"
+        return "--timeout of this check; limits in the policy of the service"
     return f"deadlines.{verb} in the file"
 
 
@@ -290,6 +336,17 @@ def _listed(devices: tuple[Device, ...]) -> str:
 def _health(snapshot: Snapshot) -> str:
     problems = [f"error {code}" for code in snapshot.errors] + sorted(snapshot.conditions)
     return f"The device reports: {', '.join(problems)}." if problems else "The device reports no problem."
+
+
+def _restored(after: Snapshot) -> str:
+    names = ", ".join(after.settings)
+    return f"Every setting has its default value: {names}." if names else "The device has no settings."
+
+
+def _missing_residue(device: Device, report: EraseReport) -> str:
+    if report.residue_bytes is not None or not device.memory_bytes:
+        return ""
+    return "The program reports no residueBytes: nothing shows whether the first erasure cleared the device."
 
 
 def _cleared(report: EraseReport) -> str:

@@ -27,6 +27,7 @@ from plugin.dra.claim_service import (
     ClaimService,
     DeviceOutOfService,
     RecordedClaim,
+    ReleaseProgress,
 )
 from plugin.dra.claims import AllocatedClaim, ClaimIdentity, read_claim
 from plugin.dra.device_names import device_names
@@ -70,6 +71,7 @@ class ClaimDriverTimes:
         lookup: limit of the request that tells the two apart.
         withdrawal: wait for the device of a failed release to be withdrawn from the scheduler.
         retry: between two attempts within a call.
+        record: between two attempts to have the service record a release.
         exclusive: wait for another instance that adds or removes CDI specifications.
         rewrite: between two attempts to restore the CDI specifications of prepared claims, after a start.
     """
@@ -81,6 +83,7 @@ class ClaimDriverTimes:
     lookup: float = 1.0
     withdrawal: float = 5.0
     retry: float = 0.5
+    record: float = 0.05
     exclusive: float = 5.0
     rewrite: float = 10.0
 
@@ -343,9 +346,10 @@ class ClaimDriver:
         return self._removal_skipped or self._devices.epoch not in ("", epoch)
 
     async def _remove_other_specs(self) -> Mapping[str, RecordedClaim]:
-        """Remove the specifications of claims that the service does not list; return those that it lists."""
+        """Remove the specifications of claims that are not prepared; return those that the service lists."""
         recorded = await self._recorded()
-        for uid in sorted(self._specs.claims() - recorded.keys()):
+        prepared = {uid for uid, each in recorded.items() if not each.releasing}
+        for uid in sorted(self._specs.claims() - prepared):
             async with self._locks.setdefault(uid, asyncio.Lock()):
                 if await self._remove_spec(uid):
                     self._log.info("cdi.claim-removed", claim_uid=uid)
@@ -581,12 +585,12 @@ class ClaimDriver:
 
     async def _unprepare(self, ref: ClaimIdentity, until: float) -> ClaimAnswer:
         began = self._clock()
-        wait = self._times.release if await self._has_pods(ref) else self._times.orphan
-        wait_until = min(until, began + wait)
-        progress = await self._service.unprepare_claim(ref.uid, wait_seconds=0.0)
+        progress = await self._record_release(ref, min(until, began + self._times.orphan))
         # The kubelet calls for no pod that joins the claim from here on; without the specification none can start.
         await self._remove_spec(ref.uid)
         if not progress.done:
+            wait = self._times.release if await self._has_pods(ref) else self._times.orphan
+            wait_until = min(until, began + wait)
             progress = await self._service.unprepare_claim(ref.uid, wait_seconds=max(0.0, wait_until - self._clock()))
         if not progress.done:
             message = progress.waits_for or "A scrub is in progress."
@@ -608,6 +612,21 @@ class ClaimDriver:
         for each in self._claims_observers:
             each.on_released(ref)
         return ClaimAnswer()
+
+    async def _record_release(self, ref: ClaimIdentity, until: float) -> ReleaseProgress:
+        """Have the service record the release of a claim, which it does not while another call is in progress there.
+
+        Raises:
+            NotReady: it was not recorded by ``until``. The claim is prepared, and nothing is scrubbed.
+        """
+        while True:
+            progress = await self._service.unprepare_claim(ref.uid, wait_seconds=0.0)
+            if progress.done or await self._prepared(ref.uid) is None:
+                return progress
+            if self._clock() + self._times.record >= until:
+                message = progress.waits_for or f"Another call about the devices of claim {ref} is in progress."
+                raise NotReady(message, public_message=f"{message} The kubelet tries again.")
+            await asyncio.sleep(self._times.record)
 
     async def _has_pods(self, ref: ClaimIdentity) -> bool:
         """Return whether a pod of the claim still exists; False where that is unknown, since a short wait harms less.

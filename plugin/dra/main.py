@@ -16,8 +16,8 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -40,7 +40,8 @@ from plugin.instance_lock import WriterLock
 from plugin.kubelet.devices import AdvertisedDevices
 from plugin.logs import Logger, WaitLogger, create_logger
 from plugin.nvidia.cdi import CdiPublisher
-from plugin.nvidia.settings import NvidiaPluginSettings
+from plugin.nvidia.reload import SettingsReload
+from plugin.nvidia.settings import NvidiaPluginSettings, NvidiaSettingsSource
 from plugin.observers import DeferredObserver, NullObserver
 from plugin.process import (
     bind_metrics,
@@ -95,9 +96,7 @@ class DriverSettings:
         devices: the devices that are published and prepared.
         binding_conditions: whether the scheduler binds pods to devices that are being cleaned only once they are clean.
         nvidia: settings for NVIDIA GPUs only.
-        reload_nvidia: resolves them again; raises :class:`InvalidConfiguration`. None: they cannot change.
-        follow_driver: resolves them for the place where the GPU driver is now, which is checked without a signal; raises
-            :class:`InvalidConfiguration`. None: it does not move.
+        nvidia_source: resolves them again; None: they cannot change.
         metrics_required: whether an address in use stops the driver; otherwise it only disables the metrics.
         probe_address: address of the kubelet's probes; None: no probes.
         traces: whether traces are sent; OpenTelemetry's own variables contain the destination.
@@ -111,8 +110,7 @@ class DriverSettings:
     devices: DeviceSelection = ALL_DEVICES
     binding_conditions: bool = False
     nvidia: NvidiaPluginSettings = field(default_factory=NvidiaPluginSettings)
-    reload_nvidia: Callable[[], NvidiaPluginSettings] | None = field(default=None, compare=False)
-    follow_driver: Callable[[NvidiaPluginSettings], NvidiaPluginSettings] | None = field(default=None, compare=False)
+    nvidia_source: NvidiaSettingsSource | None = field(default=None, compare=False)
     log_format: str = "auto"
     log_level: str = "info"
     metrics_address: Address | None = None
@@ -380,23 +378,17 @@ class _Driver:
         """Resolve the NVIDIA settings again when ``hangup`` is set, and when the GPU driver has moved."""
         settings, log = self._settings, self._log
         reminder = WaitLogger(log, every=_WAIT_LOG_INTERVAL, clock=time.monotonic)
-        last_error = ""
+        reload = SettingsReload(settings.nvidia_source, log, hangup=hangup, driver_interval=settings.times.gpu_driver)
         while True:
             if not self._located.is_set():
                 reminder.log_waiting("driver.location-unknown", message=self._nvidia.pending)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(settings.times.gpu_driver if settings.follow_driver else None):
-                    await hangup.wait()
-            requested = hangup.is_set()
-            hangup.clear()
+            requested = await reload.wait()
             try:
-                changed = self._resolve_nvidia(everything=requested)
+                changed = self._use_nvidia(reload.resolve(self._nvidia, everything=requested))
             except InvalidConfiguration as error:
-                if requested or str(error) != last_error:
-                    log.error("settings.rejected", message=str(error))
-                last_error = str(error)
+                reload.log_rejected(error, requested=requested)
                 continue
-            last_error = ""
+            reload.note_accepted()
             if requested and not changed:
                 log.info("settings.unchanged")
             if self._nvidia.pending or not changed:
@@ -407,13 +399,9 @@ class _Driver:
                 reminder.log_ended("driver.location-known", root=str(self._nvidia.root.host))
             self._located.set()
 
-    def _resolve_nvidia(self, *, everything: bool) -> bool:
-        """Resolve the NVIDIA settings again, and use them for claims from now on; return whether they have changed."""
-        settings, before = self._settings, self._nvidia
-        if everything and settings.reload_nvidia:
-            found = settings.reload_nvidia()
-        else:
-            found = settings.follow_driver(before) if settings.follow_driver else before
+    def _use_nvidia(self, found: NvidiaPluginSettings) -> bool:
+        """Use the NVIDIA settings ``found`` for claims from now on; return whether they have changed."""
+        before = self._nvidia
         if found.pending and self._located.is_set():
             return False  # the driver is being replaced: what was known of it stays valid
         self._nvidia = found

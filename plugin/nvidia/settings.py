@@ -293,6 +293,21 @@ class NvidiaSettingsSource:
         """
         return self._resolve(None if self._config is None else read_config_file(self._config))
 
+    @property
+    def follows_driver(self) -> bool:
+        """Whether the place of the driver can change, which nothing announces."""
+        return self._file is not None
+
+    def resolve_again(self, settings: NvidiaPluginSettings, *, everything: bool) -> NvidiaPluginSettings:
+        """Return the settings as all files are now (``everything``), or ``settings`` for the place of the driver now.
+
+        Raises:
+            InvalidConfiguration: as :meth:`load` and :meth:`follow_driver`.
+        """
+        if everything:
+            return self.load()
+        return self.follow_driver(settings) if self.follows_driver else settings
+
     def follow_driver(self, settings: NvidiaPluginSettings) -> NvidiaPluginSettings:
         """Return ``settings`` for the place where the driver is now; the configuration file is not read again.
 

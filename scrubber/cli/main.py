@@ -50,8 +50,10 @@ class Commands(LazyGroup):
             HelpSection.OPERATE,
             "Temporarily bypass all checks for a device (audited).",
         ),
-        CommandEntry("yield", "yielding", HelpSection.OPERATE, "Close the driver and withhold every device."),
-        CommandEntry("resume", "yielding", HelpSection.OPERATE, "Open the driver of a yielded node again."),
+        CommandEntry(
+            "yield", "yielding", HelpSection.OPERATE, "Release the driver and take every device out of service."
+        ),
+        CommandEntry("resume", "yielding", HelpSection.OPERATE, "Take the driver back after a yield."),
         CommandEntry("baseline", "baseline", HelpSection.OPERATE, "Show or accept the expected state of a device."),
         CommandEntry("certificate", "certificate", HelpSection.VERIFY, "Show, export and verify certificates."),
         CommandEntry("audit", "audit", HelpSection.VERIFY, "Verify and export the audit log."),
@@ -61,7 +63,7 @@ class Commands(LazyGroup):
         CommandEntry("plugin", "plugin", HelpSection.RUN, "Run the device plugin."),
         CommandEntry("dra", "dra", HelpSection.RUN, "Run the driver for dynamic resource allocation."),
         CommandEntry("run", "run", HelpSection.RUN, "Run a command on clean devices."),
-        CommandEntry("prolog", "job", HelpSection.RUN, "Hand the GPUs of a Slurm job over to it."),
+        CommandEntry("prolog", "job", HelpSection.RUN, "Grant a Slurm job its GPUs, once they are clean."),
         CommandEntry("epilog", "job", HelpSection.RUN, "Report the end of a Slurm job, so that its GPUs are scrubbed."),
         CommandEntry("completion", "completion", HelpSection.RUN, "Print the completion script of a shell."),
         CommandEntry("version", "version", HelpSection.RUN, "Print the version."),

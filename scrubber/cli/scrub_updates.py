@@ -7,8 +7,6 @@ is kept and reported. Nothing here stops a scrub: it continues in the service.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -28,7 +26,6 @@ __all__ = [
     "TargetStatus",
     "Updates",
     "follow_scrubs",
-    "progress_display",
 ]
 
 _MAX_STREAMS = 64
@@ -82,29 +79,6 @@ class ProgressDisplay(Protocol):
 
     def close(self) -> None:
         """Restore the terminal; may be called repeatedly."""
-
-
-class _NoDisplay:
-    """No display: a script reads only the result."""
-
-    def update(self, status: TargetStatus) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def progress_display() -> ProgressDisplay:
-    """Return a started display on standard error if that is a terminal that can redraw a line, else none."""
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        return _NoDisplay()
-    from rich.console import Console
-
-    from scrubber.cli.render.progress import LiveProgress
-
-    display = LiveProgress(Console(stderr=True, highlight=False))
-    display.start()
-    return display
 
 
 class FollowEnd(Enum):

@@ -20,7 +20,7 @@ from scrubber.config.value_formats import (
     json_schema,
     read_document,
 )
-from scrubber.config.yaml_document import parse_yaml, read_regular_file
+from scrubber.config.yaml_document import parse_yaml, read_configuration_file
 from scrubber.domain.errors import InvalidConfiguration
 
 __all__ = ["CommandFile", "CommandFileSource", "command_file_schema", "parse_command_file"]
@@ -69,7 +69,7 @@ _FILE = SectionFormat(
             "Environment variables of the program, besides PATH, LANG and HOME. It inherits none.",
             {},
         ),
-        KeyFormat("pollInterval", Duration(_SHORTEST), "Time between two looks for new errors of a device.", 5.0),
+        KeyFormat("pollInterval", Duration(_SHORTEST), "Interval between two checks for new errors of a device.", 5.0),
     ),
 )
 
@@ -126,13 +126,9 @@ class CommandFileSource:
         return self._current
 
     def _read(self) -> CommandFile:
-        try:
-            content = read_regular_file(self._path, "the file of a command backend")
-        except (OSError, ValueError) as error:  # ValueError: an invalid path
-            why = getattr(error, "strerror", None) or error
-            raise InvalidConfiguration(
-                f"{self._path}: the file of the command backend cannot be read: {why}; pass another one with --config."
-            ) from error
+        content = read_configuration_file(
+            self._path, "file of the command backend", remedy="pass another one with --config"
+        )
         return parse_command_file(content, str(self._path))
 
 

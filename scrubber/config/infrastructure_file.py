@@ -27,7 +27,7 @@ from scrubber.config.value_formats import (
     read_document,
     refuse,
 )
-from scrubber.config.yaml_document import Location, parse_yaml, read_regular_file
+from scrubber.config.yaml_document import Location, parse_yaml, read_configuration_file
 from scrubber.domain.errors import InvalidConfiguration
 from scrubber.domain.infrastructure import InfrastructureClass, InfrastructurePod, InfrastructureUnit
 from scrubber.domain.policy import Infrastructure
@@ -254,12 +254,9 @@ def _bundled() -> InfrastructureTable:
 
 
 def _load(path: Path, *, bundled: bool) -> InfrastructureTable:
-    try:
-        content = read_regular_file(path, "a table of infrastructure")
-    except (OSError, ValueError) as error:  # ValueError: an invalid path
-        why = getattr(error, "strerror", None) or error
-        raise InvalidConfiguration(f"{path}: the table of infrastructure cannot be read: {why}.") from error
-    return parse_infrastructure_table(content, str(path), bundled=bundled)
+    return parse_infrastructure_table(
+        read_configuration_file(path, "table of infrastructure"), str(path), bundled=bundled
+    )
 
 
 def parse_infrastructure_table(content: bytes, name: str, *, bundled: bool = False) -> InfrastructureTable:

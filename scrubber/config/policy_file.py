@@ -24,7 +24,7 @@ from scrubber.config.bundled import find_policy
 from scrubber.config.infrastructure_file import load_infrastructure_table, with_groups
 from scrubber.config.policy_format import read_policy
 from scrubber.config.xid_file import XidRow, load_xid_table
-from scrubber.config.yaml_document import parse_yaml, read_regular_file
+from scrubber.config.yaml_document import parse_yaml, read_configuration_file
 from scrubber.domain.declaration import decides_proof
 from scrubber.domain.errors import InvalidConfiguration
 from scrubber.domain.policy import EnvvarInjection, Policy
@@ -43,12 +43,7 @@ def load_policy(name_or_path: str | Path) -> Policy:
         InvalidConfiguration: no such policy, or the file cannot be read or applied.
     """
     path = find_policy(name_or_path) if isinstance(name_or_path, str) else name_or_path
-    try:
-        content = read_regular_file(path, "a policy")
-    except (OSError, ValueError) as error:  # ValueError: an invalid path
-        why = getattr(error, "strerror", None) or error
-        raise InvalidConfiguration(f"{path}: the policy cannot be read: {why}.") from error
-    return _parsed(content, str(path))
+    return _parsed(read_configuration_file(path, "policy"), str(path))
 
 
 @lru_cache(maxsize=8)

@@ -26,7 +26,7 @@ from scrubber.config.value_formats import (
     read_document,
     refuse,
 )
-from scrubber.config.yaml_document import Location, parse_yaml, read_regular_file
+from scrubber.config.yaml_document import Location, parse_yaml, read_configuration_file
 from scrubber.domain.errors import InvalidConfiguration
 from scrubber.domain.health.signal_table import ErrorClass
 
@@ -133,12 +133,7 @@ def _bundled() -> Mapping[int, XidRow]:
 
 
 def _load(path: Path, *, bundled: bool) -> Mapping[int, XidRow]:
-    try:
-        content = read_regular_file(path, "a table of XIDs")
-    except (OSError, ValueError) as error:  # ValueError: an invalid path
-        why = getattr(error, "strerror", None) or error
-        raise InvalidConfiguration(f"{path}: the table of XIDs cannot be read: {why}.") from error
-    return parse_xid_table(content, str(path), bundled=bundled)
+    return parse_xid_table(read_configuration_file(path, "table of XIDs"), str(path), bundled=bundled)
 
 
 def parse_xid_table(content: bytes, name: str, *, bundled: bool = False) -> Mapping[int, XidRow]:

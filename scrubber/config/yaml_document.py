@@ -22,7 +22,17 @@ from yaml.composer import Composer
 
 from scrubber.domain.errors import InvalidConfiguration
 
-__all__ = ["MAX_BYTES", "Location", "Scalar", "Value", "YamlDocument", "dump_yaml", "parse_yaml", "read_regular_file"]
+__all__ = [
+    "MAX_BYTES",
+    "Location",
+    "Scalar",
+    "Value",
+    "YamlDocument",
+    "dump_yaml",
+    "parse_yaml",
+    "read_configuration_file",
+    "read_regular_file",
+]
 
 Scalar = str | int | float | bool | None
 Value = Scalar | list["Value"] | dict[str, "Value"]
@@ -55,6 +65,24 @@ class YamlDocument:
             if found is not None:
                 return found
         return self.value_lines.get((), 1)
+
+
+def read_configuration_file(path: Path, what: str, *, remedy: str = "") -> bytes:
+    """Read a whole file, as :func:`read_regular_file` does.
+
+    Args:
+        what: what the file should be, for error messages: "policy".
+        remedy: what to do when it cannot be read.
+
+    Raises:
+        InvalidConfiguration: it cannot be read, is not a regular file, or too large.
+    """
+    try:
+        return read_regular_file(path, f"a {what}")
+    except (OSError, ValueError) as error:  # ValueError: an invalid path
+        why = getattr(error, "strerror", None) or error
+        helps = f"; {remedy}" if remedy else ""
+        raise InvalidConfiguration(f"{path}: the {what} cannot be read: {why}{helps}.") from error
 
 
 def read_regular_file(path: Path, what: str) -> bytes:

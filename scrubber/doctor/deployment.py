@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrubber.doctor.files import list_matching, read_bytes
+from scrubber.doctor.files import list_matching, read_bytes, socket_address
 from scrubber.doctor.kubelet import OUR_SOCKET_PREFIX
 from scrubber.doctor.model import CheckContext
 from scrubber.doctor.permissions import service_process
@@ -141,7 +141,7 @@ def _process_behind(node: CheckContext, path: Path) -> OurProcess | None:
     from scrubber.adapters.kubelet.listening_process import listening_process
 
     try:
-        with listening_process(str(path)) as found:
+        with socket_address(path) as address, listening_process(address) as found:
             pid = found.pid
     except PermissionError as error:
         raise PermissionError(error.errno, error.strerror, str(path)) from error

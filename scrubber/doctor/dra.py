@@ -78,6 +78,8 @@ def _visible_drivers(node: CheckContext) -> tuple[DraDriver, ...]:
 def dra_cdi(node: CheckContext) -> Iterator[CheckResult]:
     """The driver can write its CDI directory, and container runtimes look there."""
     name = "dra-cdi"
+    # In the service's pod, the node's root directory is that of PID 1.
+    roots = [each for each in (node.root, node.root_of_init) if each is not None]
     for driver in _visible_drivers(node):
         configured = driver.process.setting("--cdi-dir", "SCRUBBER_CDI_DIR") or CDI_DIRECTORIES[0]
         try:
@@ -85,8 +87,8 @@ def dra_cdi(node: CheckContext) -> Iterator[CheckResult]:
             exists = path_exists(directory)
             writable = exists and os.access(directory, os.W_OK, effective_ids=True)
             seen = exists and any(
-                path_exists(node.path(each)) and is_same_directory(directory, node.path(each))
-                for each in CDI_DIRECTORIES
+                path_exists(each) and is_same_directory(directory, each)
+                for each in (_inside(root, path) for root in roots for path in CDI_DIRECTORIES)
             )
         except OSError as error:
             yield unknown_result(name, "whether the driver can write CDI specifications is unknown", error)
@@ -109,7 +111,7 @@ def dra_cdi(node: CheckContext) -> Iterator[CheckResult]:
 
 
 def _inside(root: Path, path: str) -> Path:
-    """Return a path of another process: ``/var/run`` is a link there, which would lead out of its root."""
+    """Return a path below another root directory: ``/var/run`` is a link there, which would lead out of it."""
     if path.startswith("/var/run/") and (root / "var/run").is_symlink():
         return root / path.removeprefix("/var/")
     return root / path.lstrip("/")

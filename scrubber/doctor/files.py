@@ -12,6 +12,8 @@ import os
 import pwd
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -30,6 +32,7 @@ __all__ = [
     "path_exists",
     "read_bytes",
     "read_text",
+    "socket_address",
     "user_name",
 ]
 
@@ -155,6 +158,20 @@ def group_name(gid: int) -> str:
         return str(gid)
 
 
+@contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """Return an address of the socket ``path``; the path itself can be too long for one, as below ``--node-root``.
+
+    Raises:
+        OSError: it does not exist, or this user may not search its directory.
+    """
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
 def has_listener(path: Path) -> bool:
     """Whether a process accepts connections on the socket ``path``; disconnects immediately, and never blocks.
 
@@ -163,7 +180,8 @@ def has_listener(path: Path) -> bool:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as probe:
         try:
-            probe.connect(os.fsencode(path))
+            with socket_address(path) as address:
+                probe.connect(address)
         except BlockingIOError:  # more clients are waiting than the kernel queues
             return True
         except PermissionError:

@@ -124,13 +124,13 @@ def plugins(node: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult("device-plugins", _failure_level(node), message, remedy)
     if ours:
         yield CheckResult("device-plugins", CheckLevel.OK, f"The device plugin listens on {ours[0]}.")
-    elif driver and not node.kubelet.containers_with_devices:
+    elif driver and node.kubelet.containers_with_devices == node.kubelet.containers_with_claims:
         message = "No device plugin of ours is registered: pods request devices from our DRA driver."
         yield CheckResult("device-plugins", CheckLevel.OK, message)
     else:
         # A warning before the plugin is installed. An error once containers have devices: a kubelet that starts while
         # no plugin is registered does not call PreStartContainer for them.
-        many = node.kubelet.containers_with_devices
+        many = node.kubelet.containers_with_devices - node.kubelet.containers_with_claims
         has = f", and {many} container{'s use' if many > 1 else ' uses'} our devices" if many else ""
         message = (
             f"Our device plugin does not listen in {directory}{has}: the kubelet has no GPUs to assign, and "

@@ -251,6 +251,7 @@ class KubeletReport:
         remarks: other inconsistencies: a checkpoint or a directory that cannot be read.
         is_permission_denied: whether this user may not query it.
         containers_with_devices: number of containers in its list with devices of ours.
+        containers_with_claims: number of those whose devices are of resource claims.
         pods_with_devices: namespace and name of the pods of these containers.
     """
 
@@ -261,6 +262,7 @@ class KubeletReport:
     remarks: tuple[str, ...] = ()
     is_permission_denied: bool = False
     containers_with_devices: int = 0
+    containers_with_claims: int = 0
     pods_with_devices: frozenset[tuple[str, str]] = frozenset()
 
 

@@ -202,6 +202,10 @@ async def query_kubelet(
         is_recently_started=reading.trust is Trust.EMPTY_AFTER_RESTART,
         remarks=reading.caveats,
         containers_with_devices=sum(bool(each.devices) for each in reading.assignments),
+        # Only the name of a device plugin's resource contains a slash.
+        containers_with_claims=sum(
+            bool(each.devices and each.resource) and "/" not in each.resource for each in reading.assignments
+        ),
         pods_with_devices=frozenset(
             (each.pod.namespace, each.pod.name) for each in reading.assignments if each.devices
         ),

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
+from scrubber.completion import run_to_completion
 from scrubber.domain.agent_pause import (
     AgentPause,
     AgentPauseRecord,
@@ -26,7 +27,6 @@ from scrubber.domain.agent_pause import (
 )
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, Refused, RetryableError
 from scrubber.domain.reset_plan import ResetPlan
-from scrubber.engine.completion import run_to_completion
 from scrubber.ports.device import AgentControl
 from scrubber.ports.record import Event, Journal, Ledger, LedgerChange
 from scrubber.ports.runtime import Clock

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
+from scrubber.completion import run_to_completion
 from scrubber.domain.assignment import Claim, KubeletReading, Pod
 from scrubber.domain.claims import (
     ReleaseDecision,
@@ -26,7 +27,6 @@ from scrubber.domain.evidence import PathKind
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
 from scrubber.engine import events, refusals
-from scrubber.engine.completion import run_to_completion
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
 from scrubber.engine.devices import Devices

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from scrubber.completion import run_to_completion
 from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.certificate import certify
 from scrubber.domain.errors import DeviceFault, Unreadable
@@ -15,7 +16,6 @@ from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis, HandOverKi
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.statement import sign_certificate
 from scrubber.engine import events, refusals
-from scrubber.engine.completion import run_to_completion
 from scrubber.engine.container_start import PendingStart, record_started_container, watch_start
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController

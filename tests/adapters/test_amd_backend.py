@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -220,6 +221,15 @@ async def test_errors_before_a_reset_are_not_reported_again_after_a_restart(tmp_
             assert (await rig.backend.telemetry.snapshot(rig.device)).errors == {2: 1}
 
 
+async def test_fatal_records_before_a_reset_are_not_reported_again_after_a_restart(tmp_path: Path) -> None:
+    with AmdMachine.create(tmp_path / "m") as machine:
+        async with started(machine, tmp_path / "state") as rig:
+            machine.add_record(rig.part(rig.device), 1)
+            await rig.backend.resetter.reset(rig.device, 30.0)
+        async with started(machine, tmp_path / "state") as rig:
+            assert (await rig.backend.telemetry.snapshot(rig.device)).conditions == {}
+
+
 async def test_bad_pages_and_a_narrow_link_are_conditions(rig: AmdRig) -> None:
     gpu = rig.part(rig.device).gpu
     write(gpu / "ras/gpu_vram_bad_pages", "0x1 : 0x1000 : R\n0x2 : 0x1000 : P\n0x3 : 0x1000 : F\n")
@@ -250,6 +260,37 @@ async def test_fatal_record_of_the_driver_requires_a_reset_and_is_reported_once(
     assert (await rig.backend.telemetry.snapshot(rig.other)).conditions == {}
     await rig.backend.resetter.reset(rig.device, 30.0)
     assert (await rig.backend.telemetry.snapshot(rig.device)).conditions == {}
+
+
+async def test_fatal_records_since_a_reset_are_those_that_were_not_there_at_the_reset(rig: AmdRig) -> None:
+    part = rig.part(rig.device)
+
+    async def conditions() -> dict[str, str]:
+        return dict((await rig.backend.telemetry.snapshot(rig.device)).conditions)
+
+    for number in (1, 2, 3):
+        rig.machine.add_record(part, 1, number=number)
+    await rig.backend.resetter.reset(rig.device, 30.0)
+    rig.machine.overwrite_records(part, 1)
+    assert await conditions() == {}
+    rig.machine.overwrite_records(part, 2)
+    for number in (1, 2, 3):  # of a driver that was bound again
+        rig.machine.add_record(part, 1, number=number, second=1)
+    assert await conditions() == {"cper-fatal": "3 records"}
+
+
+@pytest.mark.parametrize("size", [0, 12])
+async def test_empty_file_of_error_records_does_not_mean_zero_errors(rig: AmdRig, size: int) -> None:
+    rig.machine.add_record(rig.part(rig.device), 1)
+    os.truncate(rig.machine.error_records(rig.part(rig.device)), size)
+    assert not [name for name in (await rig.backend.telemetry.snapshot(rig.device)).counters if "cper" in name]
+
+
+async def test_error_records_that_cannot_be_read_make_the_device_unreadable(rig: AmdRig) -> None:
+    ring = rig.machine.error_records(rig.part(rig.device))
+    ring.mkdir(parents=True)
+    with pytest.raises(Unreadable, match="Is a directory"):
+        await rig.backend.telemetry.snapshot(rig.device)
 
 
 async def test_record_of_too_many_bad_pages_outlasts_a_reset(rig: AmdRig) -> None:
@@ -339,6 +380,28 @@ async def test_partition_mode_that_the_driver_refuses_is_named(rig: AmdRig) -> N
     file.unlink()
     file.symlink_to("/proc/version")  # can be opened for writing, and refuses what is written
     with pytest.raises(Unreadable, match=r"0000:0c:00\.0 could not be partitioned: .*current_compute_partition"):
+        await rig.backend.resetter.reset(rig.device, 30.0)
+
+
+async def test_partition_mode_that_the_driver_refused_is_not_tried_again_unless_requested_again(rig: AmdRig) -> None:
+    await rig.backend.settings.restore(rig.device, {"compute_partition": "QPX"})
+    file = rig.part(rig.device).gpu / "current_compute_partition"
+    file.unlink()
+    file.symlink_to("/proc/version")
+    with pytest.raises(Unreadable):
+        await rig.backend.resetter.reset(rig.device, 30.0)
+    file.unlink()
+    write(file, "SPX")
+    await rig.backend.resetter.reset(rig.device, 30.0)
+    assert file.read_text() == "SPX\n"
+
+
+async def test_partition_mode_that_the_driver_accepts_and_ignores_is_named(rig: AmdRig) -> None:
+    await rig.backend.settings.restore(rig.device, {"memory_partition": "NPS4"})
+    file = rig.part(rig.device).gpu / "current_memory_partition"
+    file.unlink()
+    file.symlink_to("/proc/self/comm")  # accepts what a process writes, and shows every other process its own name
+    with pytest.raises(Unreadable, match=r"memory_partition of 0000:0c:00\.0 is .*, not NPS4\. Choose modes"):
         await rig.backend.resetter.reset(rig.device, 30.0)
 
 

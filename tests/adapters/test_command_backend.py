@@ -62,13 +62,13 @@ async def ask(directory: Path, body: str, *, telemetry: str = "20s") -> Snapshot
 
 
 BROKEN = {
-    "answer(); answer()": "not one JSON object",
+    "answer(); answer()": "not one JSON object (Extra data",
     "print('[1, 2]')": "no JSON object",
-    "print('nonsense')": "not one JSON object",
+    r"print('no\x7f\x1b[m')": r'it printed "no\u007f\u001b[m\n", which is not one JSON object (Expecting value',
+    "print('y' * 1000)": f'it printed "{"y" * 60}"..., which',
     "pass": "no JSON object",
     "os.close(1)": "no JSON object",
     "sys.exit(1)": "status 1",
-    "sys.exit(13)": "refuses it as unsupported",
     "sys.exit('all is well')": "It logged: all is well",
     "os.kill(os.getpid(), 9)": "signal 9",
     "request['id'] = 'other'; answer()": "id is 'other'",
@@ -79,7 +79,7 @@ BROKEN = {
     "answer(conditions={'Broken!': ''})": "condition 'Broken!'",
     "answer(recoveryAction='pray')": "recoveryAction is 'pray'",
     "answer(message='no', code='no'); sys.exit(10)": "code is 'no'",
-    "answer(code='lost'); sys.exit(10)": "message is None",
+    "answer(code='lost'); sys.exit(10)": "message is missing",
 }
 
 
@@ -119,7 +119,9 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
 @pytest.mark.parametrize("body", [STUBBORN + "time.sleep(987)", SPAWN + "time.sleep(987)"])
 async def test_run_that_hangs_ends_at_its_deadline_with_all_its_processes(tmp_path: Path, body: str) -> None:
-    with pytest.raises(DriverTimeout, match="did not finish within 1 s and was killed"):
+    with pytest.raises(
+        DriverTimeout, match=r"within 1 s and was killed; .* its limit \(deadlines.telemetry in the file"
+    ):
         await ask(tmp_path, body, telemetry="1s")
     assert not sleepers()
 
@@ -266,6 +268,21 @@ async def test_program_gets_a_fixed_environment_and_no_descriptor_of_the_service
     assert set(names) - {"LC_CTYPE"} == {"HOME", "LANG", "PATH", "SIMULATED_NODE"}
     assert descriptors == [0, 1, 2, 3, 4]
     assert (directory, leads) == ("/", True)
+
+
+async def test_node_that_does_not_exist_is_a_mistake_of_the_inventory_and_no_fault_of_the_device(
+    tmp_path: Path,
+) -> None:
+    program = hostile(tmp_path, "answer()")
+    write_program(program, program.read_text().replace('str(here / "devices/0/memory")', '"/dev/no-such-node"'))
+    async with commands(tmp_path, program) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        with pytest.raises(BrokenCommand) as raised:
+            await rig.backend.holders.list_holders(device)
+    assert str(raised.value) == (
+        "/dev/no-such-node, which the inventory names as a node of device dev-0, cannot be opened: No such file or "
+        "directory; correct `nodes`, or check that the driver has created it."
+    )
 
 
 # --- the program's file ------------------------------------------------------------------------------------------------

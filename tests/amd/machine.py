@@ -36,6 +36,7 @@ _HOLDER = (
     "import os, sys, time; os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY); print('ready', flush=True); time.sleep(600)"
 )
 _BASELINE = 10 * MIB
+_RECORD_BYTES = 128 + 72
 
 
 @cache
@@ -160,15 +161,42 @@ class AmdMachine:
         counts[kind] = str(int(counts[kind]) + errors)
         write(file, "".join(f"{name}: {count}\n" for name, count in counts.items()))
 
-    def add_record(self, part: Part, severity: int, *, section_flags: int = 0, keep: int | None = None) -> None:
-        """Append a hardware error record to the driver's ring; of one that was overwritten, only the last ``keep`` bytes."""
-        length = 128 + 72
-        header = struct.pack("<4sHIHIII", b"CPER", 0x100, 0xFFFFFFFF, 1, severity, 3, length).ljust(128, b"\0")
+    def add_record(
+        self,
+        part: Part,
+        severity: int,
+        *,
+        number: int = 1,
+        second: int = 0,
+        section_flags: int = 0,
+        keep: int | None = None,
+    ) -> None:
+        """Append a hardware error record to the driver's ring; of one that was overwritten, only the last ``keep`` bytes.
+
+        Args:
+            number: the record's ID: the driver counts them from 1 whenever it is bound.
+            second: the second in the record's timestamp.
+        """
+        header = struct.pack(
+            "<4sHIHIIIB7x64x8s24x",
+            *(b"CPER", 0x100, 0xFFFFFFFF, 1, severity, 3, _RECORD_BYTES),
+            *(second, f"0:{number:X}".encode()),
+        )
         record = header + struct.pack("<12xI56x", section_flags)
-        ring = self.root / "sys/kernel/debug/dri" / part.card.name.removeprefix("card") / "amdgpu_ring_cper"
+        ring = self.error_records(part)
         ring.parent.mkdir(parents=True, exist_ok=True)
         before = ring.read_bytes() if ring.exists() else bytes(12)
         ring.write_bytes(before + (record if keep is None else record[-keep:]))
+
+    def overwrite_records(self, part: Part, records: int) -> None:
+        """Let the driver's ring lose its oldest ``records``."""
+        ring = self.error_records(part)
+        content = ring.read_bytes()
+        ring.write_bytes(content[:12] + content[12 + records * _RECORD_BYTES :])
+
+    def error_records(self, part: Part) -> Path:
+        """Return the file with the driver's ring of hardware error records."""
+        return self.root / "sys/kernel/debug/dri" / part.card.name.removeprefix("card") / "amdgpu_ring_cper"
 
     def lose(self, part: Part) -> None:
         """Let the GPU fall off the bus."""

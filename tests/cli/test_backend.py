@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from scrubber.adapters.ledger.state_directory import StateDirectory
 from scrubber.adapters.sim import shape
@@ -18,6 +19,8 @@ from scrubber.cli.main import main
 from tests.adapters.command_rig import SAMPLE, hostile
 
 SECRET = b"secret"
+ERASES = "answer(method='m', actions=['a'], checks=[], totalBytes=1024, clearedBytes=1024)"
+"""A program that does nothing and claims that it does."""
 
 
 @dataclass
@@ -96,6 +99,7 @@ def test_named_device_is_reset_diagnosed_erased_and_set_to_its_defaults_and_the_
     results = found.results(administrator.devices[0])
     assert {name: results.get(name) for name in work} == dict.fromkeys(work, "ok")
     assert not set(work) & found.results(administrator.devices[1]).keys()
+    assert found.message("settings-apply").startswith("Every setting has its default value: ")
     assert not administrator.memory("0").read_bytes().strip(b"\0")
     assert administrator.memory("1").read_bytes().startswith(SECRET)
 
@@ -136,6 +140,7 @@ def test_unknown_device_to_erase_is_a_usage_error(administrator: Administrator) 
         ("request['id'] = 'other'; answer()", "wrong", "id is 'other'"),
         ("sys.exit(1)", "wrong", "status 1"),
         ("answer(message='gone', code='lost'); sys.exit(10)", "fault", "gone"),
+        ("answer(message='in use'); sys.exit(11)", "held", "in use"),
         ("answer(message='not now'); sys.exit(12)", "unanswered", "not now"),
     ],
 )
@@ -160,10 +165,13 @@ def test_verb_that_uses_more_than_half_of_its_deadline_is_reported_as_slow(
     administrator: Administrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scrubber.backend_check._SLOW", 0.0)  # as if every run had taken so long
-    found = administrator.check()
+    program = hostile(administrator.directory, ERASES)
+    program.write_text(program.read_text().replace(', "holders"', ""))
+    found = administrator.check("--erase", "0", "--yes", program=program)
     assert (found.status, found.document["verdict"]) == (5, "warning")
-    assert found.results(administrator.devices[0])["telemetry"] == "slow"
+    assert found.results("dev-0")["telemetry"] == found.results("dev-0")["erase"] == "slow"
     assert "deadlines.telemetry in the file" in found.message("telemetry")
+    assert "(--timeout of this check; limits in the policy of the service)" in found.message("erase")
 
 
 def test_optional_verb_that_is_missing_is_a_warning_that_names_the_consequence(administrator: Administrator) -> None:
@@ -183,12 +191,59 @@ def test_optional_verb_that_is_missing_is_a_warning_that_names_the_consequence(a
     assert "waits for an operator" in found.message("reset")
 
 
+def test_result_with_a_missing_verb_is_printed_as_yaml(
+    administrator: Administrator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = administrator.check()
+    with pytest.raises(SystemExit):
+        main(["backend", "check", "--config", str(administrator.directory / "command.yaml"), "-o", "yaml"])
+    checks = yaml.safe_load(capsys.readouterr().out)["checks"]
+    assert [each["name"] for each in checks] == [each["name"] for each in found.document["checks"]]
+
+
+@pytest.mark.parametrize("verb", ["capabilities", "inventory"])
+def test_devices_that_cannot_be_listed_are_reported_under_the_verb_that_failed(
+    administrator: Administrator, verb: str
+) -> None:
+    program = hostile(administrator.directory, "answer()")
+    program.write_text(program.read_text().replace("if verb ==", f"if verb == '{verb}': sys.exit(1)\nif verb ==", 1))
+    found = administrator.check(program=program)
+    assert (found.status, found.results()) == (1, {verb: "wrong", "devices": "skipped"})
+    assert found.message("devices") == "The devices cannot be listed, so nothing else was checked."
+
+
+def test_device_whose_users_cannot_be_found_is_a_warning(administrator: Administrator) -> None:
+    program = hostile(administrator.directory, "answer()")
+    program.write_text(
+        program.read_text().replace(', "holders"', "").replace('"nodes": [{"path": memory}]', '"nodes": []')
+    )
+    found = administrator.check(program=program)
+    assert found.results("dev-0")["holders"] == "missing"
+    assert (
+        "The inventory names no node of dev-0 and the program does not support holders: no process that uses the device "
+        "can be found."
+    ) in [each["message"] for each in found.document["checks"]]
+
+
 def test_program_without_a_verb_that_every_program_needs_is_wrong(administrator: Administrator) -> None:
     program = hostile(administrator.directory, "answer()")
     program.write_text(program.read_text().replace('"erase", ', ""))
     found = administrator.check(program=program)
     assert found.status == 1
     assert "Verbs that every program needs are missing: erase." in found.message("capabilities")
+
+
+def test_erasure_without_evidence_is_a_warning(administrator: Administrator) -> None:
+    found = administrator.check("--erase", "0", "--yes", program=hostile(administrator.directory, ERASES))
+    assert (found.status, found.results("dev-0")["erase-again"]) == (5, "missing")
+    assert "The program reports no residueBytes" in found.message("erase-again")
+
+
+def test_reset_that_is_unavailable_is_skipped_with_the_reason_of_the_program(administrator: Administrator) -> None:
+    body = ERASES.replace("actions=['a']", "actions=[], unavailable='Only its whole bus can be reset.'")
+    found = administrator.check("--erase", "0", "--yes", program=hostile(administrator.directory, body))
+    assert found.results("dev-0")["reset"] == "skipped"
+    assert found.message("reset") == "Only its whole bus can be reset."
 
 
 def test_erasure_that_leaves_what_it_claims_to_have_cleared_is_wrong(administrator: Administrator) -> None:
@@ -223,4 +278,4 @@ def test_table_has_a_row_for_each_check_and_counts_the_problems(
     out, err = capsys.readouterr()
     assert ended.value.code == 5
     assert out.splitlines()[0].split() == ["CHECK", "DEVICE", "RESULT", "SECONDS", "MESSAGE"]
-    assert "0 wrong, 1 missing or slow, of 12 checks." in err
+    assert "Checks: 12; 0 failed, 1 missing or slow." in err

@@ -9,6 +9,7 @@ real Prometheus with the rules on a faster clock (:mod:`tests.dashboards.faster`
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import tempfile
@@ -118,7 +119,7 @@ class _Aloud(Acts):
     report: Callable[[str], None]
 
     async def fires(self, node: Node, alert: str, *, matcher: str = "") -> bool:
-        self.report(f"{node.name:<6}  {alert}: its cause is there")
+        self.report(f"{node.name:<6}  {alert}: cause present")
         fired = await super().fires(node, alert, matcher=matcher)
         self.report(f"{node.name:<6}  {alert} {'fires' if fired else 'does not fire yet; the scenario continues'}")
         return fired
@@ -204,7 +205,7 @@ async def run_scenario(
             }
             entries = (await ill.read_client.history(limit=1000)).entries
             known = frozenset(each.scrub_id for each in entries if each.scrub_id)
-            report("it is over; the nodes are taken down")
+            report("scenario finished; stopping the nodes")
         outages = {node.name: node.longest_outage for node in fleet}
         yield FinishedScenario(prometheus, began, ended, device, pages, known, outages)
 
@@ -231,7 +232,7 @@ async def _main() -> int:
             if interruption.received is None:
                 raise
             if not whole:
-                report("broken off; everything was taken down")
+                report("interrupted; all processes stopped")
                 return 128 + interruption.received
         return 0
 
@@ -242,4 +243,7 @@ def _utc(moment: float) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m tests.dashboards.scenario", description=(__doc__ or "").split("\n")[0]
+    ).parse_args()
     sys.exit(asyncio.run(_main()))

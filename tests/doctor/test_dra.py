@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.doctor.deployment import DraDriver, OurProcess, find_drivers
-from scrubber.doctor.dra import dra_cluster, dra_driver
+from scrubber.doctor.dra import dra_cdi, dra_cluster, dra_driver
 from scrubber.doctor.model import CheckContext, CheckLevel, ClusterReport, DeviceReport
 from scrubber.doctor.queries import query_cluster
 from scrubber.emulator.cluster import Account
@@ -62,6 +62,23 @@ def test_node_with_a_well_configured_driver_passes_every_check_of_it(node: Check
     names = ["device-plugins", "dra-driver", "dra-cluster", "dra-cdi", "dra-restarts"]
     assert {name: checked[name] for name in names} == dict.fromkeys(names, CheckLevel.OK)
     assert "can find what the claim's own pods left" in found(node, "dra-restarts").message
+
+
+def test_missing_device_plugin_is_no_finding_while_pods_use_devices_by_claims(node: CheckContext) -> None:
+    kubelet = replace(node.kubelet, containers_with_devices=2, containers_with_claims=2)
+    assert found(replace(node, kubelet=kubelet), "device-plugins").level is CheckLevel.OK
+    kubelet = replace(kubelet, containers_with_claims=1)
+    check = found(replace(node, kubelet=kubelet), "device-plugins")
+    assert (check.level, "1 container uses our devices" in check.message) == (CheckLevel.ERROR, True)
+
+
+def test_driver_is_found_below_a_root_directory_whose_name_is_longer_than_an_address_of_a_socket(
+    node: CheckContext, short_tmp: Path
+) -> None:
+    root = short_tmp / ("n" * 107)
+    root.symlink_to(node.root)
+    below = replace(node, root=root)
+    assert {found(below, name).level for name in ("device-plugins", "dra-driver")} == {CheckLevel.OK}
 
 
 def test_node_without_a_driver_has_no_check_of_it(short_tmp: Path) -> None:
@@ -122,6 +139,24 @@ def test_cdi_directory_where_no_runtime_looks_is_a_warning(node: CheckContext) -
     (node.root / f"proc/{os.getpid()}/root/data/cdi").mkdir(parents=True)
     check = found(node, "dra-cdi")
     assert (check.level, "cdi_spec_dirs" in check.message) == (CheckLevel.WARNING, True)
+
+
+def test_cdi_directory_of_the_node_is_found_from_the_services_pod(node: CheckContext, short_tmp: Path) -> None:
+    (node.root / "run/cdi").mkdir(parents=True)
+    (node.root / "var/run/cdi").rmdir()
+    (node.root / "var/run").rmdir()
+    (node.root / "var/run").symlink_to("/run")
+    driver = node.root / f"proc/{os.getpid()}/root/var/run/cdi"
+    driver.unlink()
+    driver.symlink_to(node.root / "run/cdi")
+    assert found(node, "dra-cdi").level is CheckLevel.OK
+    (own := short_tmp / "own").mkdir()
+    for name in ("proc", KUBELET):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).symlink_to(node.root / name)
+    in_pod = replace(node, root=own)
+    assert [each.level for each in dra_cdi(in_pod)] == [CheckLevel.WARNING]
+    assert [each.level for each in dra_cdi(replace(in_pod, root_of_init=node.root))] == [CheckLevel.OK]
 
 
 def test_cdi_directory_is_found_where_var_run_is_an_absolute_link_in_the_drivers_image(node: CheckContext) -> None:

@@ -202,12 +202,15 @@ def test_kubelet_query_without_permission_is_reported_as_unverified(node: CheckC
 
 
 class Kubelet(podresources_pb2_grpc.PodResourcesListerServicer):
-    """Lists one pod with one of our devices."""
+    """Lists one pod with two of our devices: one of a device plugin, one of a resource claim."""
 
     async def List(self, request: object, context: object) -> messages.ListPodResourcesResponse:
         devices = [messages.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["GPU-a"])]
         container = messages.ContainerResources(name="main", devices=devices)
-        pod = messages.PodResources(name="p", namespace="team", containers=[container])
+        claimed = messages.ClaimResource(driver_name="gpu.scrubber.dev", pool_name="node-1", device_name="gpu-b")
+        claim = messages.DynamicResource(claim_name="c", claim_namespace="team", claim_resources=[claimed])
+        other = messages.ContainerResources(name="other", dynamic_resources=[claim])
+        pod = messages.PodResources(name="p", namespace="team", containers=[container, other])
         return messages.ListPodResourcesResponse(pod_resources=[pod])
 
 
@@ -229,7 +232,7 @@ async def query(directory: Path) -> KubeletReport:
         kubelet_dir=directory,
         pod_logs=directory / "logs",
         cgroups=directory / "cgroups",
-        device_ids=["GPU-a"],
+        device_ids=["GPU-a", "GPU-b"],
         seconds=20.0,
     )
 
@@ -239,7 +242,7 @@ async def test_doctor_queries_the_kubelet_like_the_service(short_tmp: Path) -> N
     async with kubelet(path):
         os.utime(path, (1.0, 1.0))
         report = await query(short_tmp)
-    assert (report.was_queried, report.containers_with_devices) == (True, 1)
+    assert (report.was_queried, report.containers_with_devices, report.containers_with_claims) == (True, 2, 1)
     # Its checkpoint and its pods' logs do not exist, so the result contains more than that list.
     assert report.remarks or report.message
 

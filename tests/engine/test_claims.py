@@ -641,6 +641,24 @@ async def test_pod_that_joins_a_claim_during_its_release_starts_only_after_a_new
 
 
 @in_virtual_time
+async def test_pod_that_joins_a_claim_whose_release_begins_while_the_service_is_busy_starts_after_a_hand_over() -> None:
+    async with simulated_cluster() as cluster:
+        process = await cluster.claims.use_process(tuple(cluster.process_table.gpus))
+        claim = allocated(cluster)
+        first = await running(cluster, claim)
+        async with cluster.node.devices.arrivals:  # a device that returns is being inspected
+            cluster.kubelet.delete(first)
+            await cluster.until(lambda: claim.releasing)
+            await cluster.run(0.5)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.SCRUBBING)
+        await cluster.run(0.1)
+        assert claim.uid not in process.cdi.files
+        second = cluster.claims.admit(claim, "train-1")
+        await cluster.until(lambda: second.running)
+        assert [each.grant for each in claim.answer] == [2]
+
+
+@in_virtual_time
 async def test_kubelet_that_restarts_during_a_prepare_calls_again_and_gets_one_grant() -> None:
     async with simulated_cluster(settled=False) as cluster:
         await cluster.start_service()

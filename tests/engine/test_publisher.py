@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.engine.completion import run_to_completion
+from scrubber.completion import run_to_completion
 from scrubber.engine.publisher import Publisher
 from scrubber.engine.views import DeviceView
 from tests.simulation.process_table import gpu

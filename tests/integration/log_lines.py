@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from scrubber.emulator.playground import Daemon, Playground
-from tests.observability.test_event_registry import DECLARED, level_names
+from tests.observability.declared_events import DECLARED, level_names
 
 __all__ = ["check", "lines"]
 

@@ -93,7 +93,8 @@ def strict_policy(directory: Path) -> str:
     """Return a file with the policy ``strict`` and the times of ``quick.yaml``."""
     policy = directory / "strict.yaml"
     strict = (Path(__file__).parents[2] / "policies" / "strict.yaml").read_text()
-    policy.write_text(strict + Path(QUICK).read_text().replace("name: quick\n", ""))
+    quick = Path(QUICK).read_text().replace("name: quick\n", "").replace("diagnostics:\n  recovery: none\n", "")
+    policy.write_text(strict + quick)
     return str(policy)
 
 

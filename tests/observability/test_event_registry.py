@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import re
 from collections import Counter
 from pathlib import Path
@@ -19,6 +18,7 @@ from scrubber.observability.journal import StructlogJournal
 from scrubber.observability.logging import LIBRARY_EVENT, make_logger
 from scrubber.observability.registry.events import EVENTS, EventDeclaration
 from scrubber.ports.record import Event
+from tests.observability.declared_events import DECLARED, level_names
 from tests.observability.log_events import HOUSE, PASSED_ON, LoggedEvent, logged_events, renamed
 
 REGISTRY: Final = "scrubber/observability/registry/events.py"
@@ -28,7 +28,6 @@ OF_THE_CALL: Final = frozenset({"method", "resource", "devices"})
 """Fields of every line about a call of the kubelet, in any module (``plugin.kubelet.server.call_fields``)."""
 
 SOURCES: Final = tuple(logged_events())
-DECLARED: Final = {(each.name, str(component)): each for each in EVENTS for component in each.components}
 FROM_LIBRARIES: Final = {(LIBRARY_EVENT, "service"), (LIBRARY_EVENT, "plugin")}
 
 
@@ -43,10 +42,6 @@ def written() -> dict[tuple[str, str], list[LoggedEvent]]:
 
 WRITTEN: Final = written()
 BOTH: Final = sorted(DECLARED.keys() & WRITTEN.keys())
-
-
-def level_names(event: EventDeclaration) -> set[str]:
-    return {logging.getLevelName(level).lower() for level in event.levels}
 
 
 def levels_of(name: str) -> set[str]:

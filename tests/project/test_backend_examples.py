@@ -79,6 +79,21 @@ def test_example_says_what_its_device_cannot_prove(name: str) -> None:
     assert name == "simulated-node" or ("cannot prove: " in text and "Cleared: " in text)
 
 
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("pci-function", "PCI_FUNCTIONS"),
+        ("fpga", "FPGA_CARDS"),
+        ("rdma-nic", "RDMA_NICS"),
+        ("simulated-node", "SIMULATED_NODE"),
+    ],
+)
+def test_example_without_its_variable_names_it_and_blames_no_device(name: str, variable: str, tmp_path: Path) -> None:
+    assert Program(name, tmp_path).ask("inventory", status=12)["message"] == (
+        f"{variable} is not set; add it to environment in the file of the backend."
+    )
+
+
 ADDRESS = "0000:3b:00.1"
 
 

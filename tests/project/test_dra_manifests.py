@@ -10,7 +10,7 @@ import yaml
 from plugin.dra.paths import DEFAULT_DRIVER_NAME, DriverSocketPaths
 from plugin.dra.slices import PublishedType
 from tests.cel import AdmissionPolicy, evaluate
-from tests.deployed import BASE, DEPLOY, ROOT, documents, value_of, yaml_of
+from tests.deployed import BASE, DEPLOY, ROOT, documents, mounts, value_of, workload, yaml_of
 
 DRA = DEPLOY / "kubernetes" / "dra"
 Document = dict[str, Any]
@@ -45,6 +45,11 @@ def test_driver_has_the_privileges_of_the_plugin() -> None:
     for field in ("securityContext", "resources", "startupProbe", "livenessProbe", "readinessProbe", "image"):
         assert mine[field] == plugins[field]
     assert not {"hostPID", "hostNetwork", "hostIPC"} & pod().keys()
+
+
+def test_service_may_read_where_the_driver_registers() -> None:
+    registry = str(DriverSocketPaths(DEFAULT_DRIVER_NAME).registry)
+    assert mounts(workload("scrubber", DRA)) - mounts(workload("scrubber")) == {(registry, registry, "ro")}
 
 
 def test_driver_mounts_its_own_directories_only() -> None:

@@ -58,6 +58,7 @@ HOUSE = (
     "scrubber.engine.node",
     "scrubber.ports.device",
     "scrubber.backend_check",
+    "scrubber.completion",
     "scrubber.composite_backend",
     "scrubber.process_owners",
     "scrubber.stop_deadline",
@@ -106,6 +107,7 @@ ALLOWED = {
 }
 FORBIDDEN = (
     ("layers", "scrubber.domain.handover", "scrubber.ports.device"),
+    ("layers", "scrubber.completion", "scrubber.engine.node"),
     ("layers", "scrubber.domain.handover", "scrubber.wire.podresources_pb2"),
     ("layers", "scrubber.ports.device", "scrubber.engine.node"),
     ("layers", "scrubber.engine.node", "scrubber.adapters.ledger.ledger"),

@@ -82,7 +82,6 @@ async def amd_backend(
             erasers=eraser,
             telemetry=telemetry,
             settings=settings,
-            errors=errors,
         )
         yield DeviceBackend(
             inventory=inventory,

@@ -1,4 +1,4 @@
-"""The records of hardware errors (CPER, as UEFI defines them) that the driver keeps, counted by what they report.
+"""The records of hardware errors (CPER, as UEFI defines them) that the driver keeps, and what each of them reports.
 
 The driver's ring of records is a file in debugfs. It is opened by its full name only, and nothing else there is: reading
 its neighbour ``amdgpu_gpu_recover`` resets the GPU.
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BAD_PAGE_THRESHOLD", "CORRECTED", "FATAL", "UNCORRECTED", "count_records"]
+__all__ = ["BAD_PAGE_THRESHOLD", "CORRECTED", "FATAL", "UNCORRECTED", "ErrorRecord", "count_kinds", "read_records"]
 
 FATAL, UNCORRECTED, CORRECTED, BAD_PAGE_THRESHOLD = "fatal", "uncorrected", "corrected", "bad-page-threshold"
 
 _SEVERITIES = {0: UNCORRECTED, 1: FATAL, 2: CORRECTED}
 _SIGNATURE = b"CPER"
 _SIGNATURE_END = 0xFFFFFFFF
-_HEADER = struct.Struct("<4sHIHIII")
-"""Signature, revision, end of the signature, number of sections, severity, valid fields, length of the record."""
+_RING_POINTERS_BYTES = 12
+"""The positions in the ring, which the driver puts before the records."""
+_HEADER = struct.Struct("<4sHIHIII8s64x8s")
+"""Signature, revision, end of the signature, number of sections, severity, valid fields, length, timestamp, record ID."""
 _HEADER_BYTES = 128
 _SECTION = struct.Struct("<8x4xI")
 """The flags of a section's descriptor."""
@@ -28,8 +32,20 @@ _THRESHOLD_EXCEEDED = 1 << 3
 _MAX_RING_BYTES = 64 << 20
 
 
-def count_records(ring: Path) -> dict[str, int] | None:
-    """Return the number of records of each kind in ``ring``; None if the driver or the kernel offers no such file.
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """A record.
+
+    Attributes:
+        identity: its timestamp and ID in hexadecimal. The ID alone is not unique: a driver that is bound again counts from 1.
+    """
+
+    kind: str
+    identity: str
+
+
+def read_records(ring: Path) -> Sequence[ErrorRecord] | None:
+    """Return the records in ``ring``, oldest first; None if the driver or the kernel offers no such file, or it is empty.
 
     Raises:
         OSError: it exists, may be opened, and cannot be read.
@@ -47,21 +63,26 @@ def count_records(ring: Path) -> dict[str, int] | None:
         content = os.read(descriptor, -(-size // 4) * 4)
     finally:
         os.close(descriptor)
-    counts = dict.fromkeys((FATAL, UNCORRECTED, CORRECTED, BAD_PAGE_THRESHOLD), 0)
-    for kind in _kinds(content):
-        counts[kind] += 1
-    return counts
+    # Some drivers write the positions alone although the ring has records: that is no proof that there are none.
+    return tuple(_complete_records(content)) if len(content) > _RING_POINTERS_BYTES else None
 
 
-def _kinds(content: bytes) -> Iterator[str]:
-    """Yield the kind of each complete record; the oldest one may have been overwritten in part."""
+def count_kinds(records: Sequence[ErrorRecord]) -> dict[str, int]:
+    """Return the number of records of each kind."""
+    counts = Counter(record.kind for record in records)
+    return {kind: counts[kind] for kind in (FATAL, UNCORRECTED, CORRECTED, BAD_PAGE_THRESHOLD)}
+
+
+def _complete_records(content: bytes) -> Iterator[ErrorRecord]:
+    """Yield each complete record; the oldest one may have been overwritten in part."""
     at = content.find(_SIGNATURE)
     while 0 <= at <= len(content) - _HEADER_BYTES:
-        _, _, end, sections, severity, _, length = _HEADER.unpack_from(content, at)
+        _, _, end, sections, severity, _, length, timestamp, number = _HEADER.unpack_from(content, at)
         is_record = end == _SIGNATURE_END and _HEADER_BYTES <= length <= len(content) - at
         if is_record and severity in _SEVERITIES:
             record = content[at : at + length]
-            yield BAD_PAGE_THRESHOLD if _exceeds_threshold(record, sections) else _SEVERITIES[severity]
+            kind = BAD_PAGE_THRESHOLD if _exceeds_threshold(record, sections) else _SEVERITIES[severity]
+            yield ErrorRecord(kind, (timestamp + number).hex())
         at = content.find(_SIGNATURE, at + (length if is_record else 1))
 
 

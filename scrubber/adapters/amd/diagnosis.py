@@ -167,13 +167,7 @@ def diagnose(link: ParentSocket, request: Message) -> Message:
 
 def main() -> None:
     link = child.connect_to_parent()
-    request = link.receive()
-    if request is None:
-        return
-    try:
-        link.send({"ok": diagnose(link, request)})
-    except Fault as fault:
-        link.send({"fault": fault.code, "message": fault.message})
+    child.serve_once(link, lambda request: diagnose(link, request))
 
 
 if __name__ == "__main__":

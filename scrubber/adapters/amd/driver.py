@@ -154,9 +154,11 @@ class DriverRequestHandler:
         place = self._gpu(request)
         settings, defaults = read_settings(self._paths, place, whole=request.get("whole") is True)
         cards = self._paths.cards(place)
+        records = cper.read_records(self._paths.error_records(cards[0])) if cards else None
         return {
             "errors": kernel_files.error_counts(place / "ras"),
-            "records": cper.count_records(self._paths.error_records(cards[0])) if cards else None,
+            "records": None if records is None else cper.count_kinds(records),
+            "fatal_records": [record.identity for record in records or () if record.kind == cper.FATAL],
             "pages": kernel_files.retired_pages(place / "ras" / "gpu_vram_bad_pages"),
             "temperature": _temperature(place),
             "busy_percent": optional_number(place / "gpu_busy_percent"),

@@ -130,13 +130,7 @@ def erase(link: ParentSocket, request: Message) -> Message:
 
 def main() -> None:
     link = child.connect_to_parent()
-    request = link.receive()
-    if request is None:
-        return
-    try:
-        link.send({"ok": erase(link, request)})
-    except Fault as fault:
-        link.send({"fault": fault.code, "message": fault.message})
+    child.serve_once(link, lambda request: erase(link, request))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,12 @@ from collections.abc import Callable
 from scrubber.adapters.amd.jobs import DIAGNOSIS_MODULE, ERASER_MODULE, AmdJob, AmdJobRunner
 from scrubber.adapters.amd.requests import Trait, device_request, pci_address, trait
 from scrubber.adapters.children.diagnostics import parse_checks
-from scrubber.adapters.children.eraser_report import parse_byte_count, parse_seconds_by_phase, wait_for_report
+from scrubber.adapters.children.eraser_report import (
+    parse_byte_count,
+    parse_residue_map,
+    parse_seconds_by_phase,
+    wait_for_report,
+)
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Child
 from scrubber.adapters.children.request_pool import RequestPool, parse_answer
@@ -18,7 +23,6 @@ from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest
 
 __all__ = ["AmdDiagnostics", "AmdEraser"]
 
-_MAP_PARTS = 64
 _SHARED_MEMORY_MODE = "NPS1"
 _NOT_FENCED = (
     "fence: AMD's driver has no exclusive mode, so only the checks before and after show that no process used the device "
@@ -143,18 +147,6 @@ def _report(device: Device, answer: Message, unreleased: int, uncovered: list[st
         seconds_by_phase=parse_seconds_by_phase(answer),
         not_covered=tuple(uncovered),
         not_covered_bytes=left,
-        residue_map=_map(answer.get("residue_map"), residue or 0),
+        residue_map=parse_residue_map(answer, residue or 0),
         unreleased_bytes=unreleased,
     )
-
-
-def _map(rows: object, residue: int) -> tuple[int, ...]:
-    """Return the map of where ``residue`` bytes were."""
-    if (
-        not isinstance(rows, list)
-        or len(rows) > _MAP_PARTS
-        or not all(isinstance(each, int) and each >= 0 for each in rows)
-        or sum(rows) != residue
-    ):
-        raise Unreadable("The eraser's report is invalid: it has no residue map.")
-    return tuple(rows)

@@ -13,14 +13,8 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from scrubber.adapters.amd.requests import (
-    Trait,
-    device_request,
-    optional_count,
-    pci_address,
-    process_memory,
-    trait,
-)
+from scrubber.adapters.amd.requests import Trait, device_request, pci_address, process_memory, trait
+from scrubber.adapters.children.driver_response import optional_count
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool

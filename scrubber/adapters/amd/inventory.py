@@ -19,7 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from scrubber.adapters.amd.kernel_files import AmdPaths
-from scrubber.adapters.amd.requests import Trait, objects, optional_count, optional_text, text
+from scrubber.adapters.amd.requests import Trait
+from scrubber.adapters.children.driver_response import objects, optional_count, optional_text, text
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.kernel_text import value_in

@@ -1,13 +1,14 @@
-"""How requests about a GPU are made to the driver's children, and how the replies are parsed.
+"""How requests about a GPU are made to the driver's children.
 
 Requests about partitions use the key of their GPU: a file that blocks does so for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from scrubber.adapters.amd.kernel_files import AmdPaths
+from scrubber.adapters.children.driver_response import malformed
 from scrubber.adapters.children.message import Message
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Unreadable
@@ -17,13 +18,8 @@ __all__ = [
     "Trait",
     "device_request",
     "driver_arguments",
-    "objects",
-    "optional_count",
-    "optional_text",
     "pci_address",
     "process_memory",
-    "text",
-    "texts",
     "trait",
 ]
 
@@ -82,59 +78,14 @@ def device_request(device: Device, name: str, **more: object) -> Message:
     }
 
 
-def text(answer: Mapping[str, object], key: str) -> str:
-    """Return the text under ``key``.
-
-    Raises:
-        Unreadable: there is none. This holds for all functions that follow.
-    """
-    found = answer.get(key)
-    if not isinstance(found, str) or not found:
-        raise _malformed(key, "is not a string")
-    return found
-
-
-def optional_text(answer: Mapping[str, object], key: str) -> str | None:
-    """Return the text under ``key``; None where it does not apply."""
-    return None if answer.get(key) is None else text(answer, key)
-
-
-def optional_count(answer: Mapping[str, object], key: str) -> int | None:
-    """Return the number under ``key``; None where it does not apply."""
-    found = answer.get(key)
-    if found is None:
-        return None
-    if not isinstance(found, int) or isinstance(found, bool):
-        raise _malformed(key, "is not a number")
-    return found
-
-
-def texts(answer: Mapping[str, object], key: str) -> dict[str, str]:
-    found = answer.get(key)
-    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
-        raise _malformed(key, "is not an object of strings")
-    return found
-
-
-def objects(answer: Mapping[str, object], key: str) -> Sequence[Mapping[str, object]]:
-    found = answer.get(key)
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise _malformed(key, "is not a list of objects")
-    return found
-
-
 def process_memory(answer: Mapping[str, object]) -> dict[int, int]:
     """Return bytes by PID from the rows under ``processes``."""
     rows = answer.get("processes")
     if not isinstance(rows, list):
-        raise _malformed("processes", "is not a list")
+        raise malformed("processes", "is not a list")
     found: dict[int, int] = {}
     for row in rows:
         if not (isinstance(row, list) and len(row) == 2 and all(type(each) is int for each in row)):
-            raise _malformed("processes", "has a row that is not a PID and a number of bytes")
+            raise malformed("processes", "has a row that is not a PID and a number of bytes")
         found[row[0]] = row[1]
     return found
-
-
-def _malformed(key: str, what: str) -> Unreadable:
-    return Unreadable(f"The driver's response is invalid: {key!r} {what}.")

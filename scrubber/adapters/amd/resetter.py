@@ -8,27 +8,22 @@ it, and made again afterwards: as the policy requires, if it says so, and as bef
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 from scrubber.adapters.amd.driver_settings import COMPUTE_MODE, MEMORY_MODE
-from scrubber.adapters.amd.errors import ErrorCounters
 from scrubber.adapters.amd.holders import AmdHolders
 from scrubber.adapters.amd.inventory import AmdInventory
 from scrubber.adapters.amd.kernel_files import AmdPaths
-from scrubber.adapters.amd.requests import (
-    DRIVER_MODULE,
-    Trait,
-    driver_arguments,
-    optional_text,
-    pci_address,
-)
+from scrubber.adapters.amd.requests import DRIVER_MODULE, Trait, driver_arguments, pci_address
 from scrubber.adapters.amd.settings import AmdSettings
 from scrubber.adapters.amd.telemetry import AmdTelemetry
+from scrubber.adapters.children.driver_response import optional_text
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import ChildDied, Children
 from scrubber.adapters.children.request_pool import RequestPool, parse_answer
+from scrubber.completion import run_to_completion
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceBusy, DriverTimeout, ScrubberError, Unavailable, Unreadable
 from scrubber.domain.reset_plan import ResetPlan
@@ -51,7 +46,6 @@ class AmdResetter:
     Args:
         devices: returns all devices as last listed.
         requests: children of :data:`~scrubber.adapters.amd.requests.DRIVER_MODULE`, which release the GPUs.
-        errors: records what the counters of errors are after a reset.
     """
 
     def __init__(
@@ -66,7 +60,6 @@ class AmdResetter:
         erasers: OrphanLookup,
         telemetry: AmdTelemetry,
         settings: AmdSettings,
-        errors: ErrorCounters,
     ) -> None:
         self._paths = paths
         self._children = children
@@ -77,7 +70,6 @@ class AmdResetter:
         self._erasers = erasers
         self._telemetry = telemetry
         self._settings = settings
-        self._errors = errors
         self._lock = asyncio.Lock()
 
     async def plan(self, device: Device) -> ResetPlan:
@@ -124,7 +116,7 @@ class AmdResetter:
                 raise Unreadable(plan.unavailable)
             if plan.blockers:
                 raise DeviceBusy(" ".join(plan.blockers))
-            await _run_to_completion(self._carry_out(device, self._concerned(device), deadline))
+            await run_to_completion(self._carry_out(device, self._concerned(device), deadline))
 
     def _concerned(self, device: Device) -> tuple[Device, ...]:
         """Return all devices that are reset with ``device``: partitions of its GPU, and the GPUs of its hive."""
@@ -162,6 +154,9 @@ class AmdResetter:
         gpus = _gpus(concerned)
         memory_modes = self._modes(concerned, MEMORY_MODE, Trait.MEMORY_MODE)
         modes = self._modes(concerned, COMPUTE_MODE, Trait.COMPUTE_MODE)
+        requested = self._changes(concerned)
+        for address in gpus:
+            self._settings.forget(address)
         async with self._released(gpus):
             failure: ScrubberError | None = None
             try:
@@ -181,16 +176,18 @@ class AmdResetter:
         if failure is not None:
             raise failure
         for each in concerned:
-            self._errors.record_reset(pci_address(each), await self._telemetry.read_uncorrected(each))
-            self._telemetry.forget(each)
+            await self._telemetry.record_reset(each)
             self._holders.forget(each.id)
-        changed = self._changes(concerned)
-        for address in gpus:
-            self._settings.forget(address)
-        if changed:
+        if requested:
             self._telemetry.report_change()
+        if ignored := await self._ignored({MEMORY_MODE: memory_modes, COMPUTE_MODE: modes}, gpus):
+            raise Unreadable(
+                f"The driver accepted the partition modes and did not apply all of them: {', '.join(ignored)}. Choose modes in the "
+                "policy that the GPU supports, or reboot the node."
+            )
+        if requested:
             raise DeviceBusy(
-                f"The reset has changed {', '.join(changed)}, as the policy requires. The devices of these GPUs are listed "
+                f"The reset has changed {', '.join(requested)}, as the policy requires. The devices of these GPUs are listed "
                 "again, and each is scrubbed."
             )
 
@@ -201,12 +198,22 @@ class AmdResetter:
         return {address: mode for address, mode in wanted.items() if mode is not None}
 
     def _changes(self, concerned: Sequence[Device]) -> list[str]:
-        """Return the modes that the policy has changed, as text."""
+        """Return the changes of modes that the policy requested, as text."""
         return [
             f"{address} from {present} to {mode}"
             for setting, name in ((MEMORY_MODE, Trait.MEMORY_MODE), (COMPUTE_MODE, Trait.COMPUTE_MODE))
             for address, present in {pci_address(each): dict(each.traits).get(name) for each in concerned}.items()
             if (mode := self._settings.requested_mode(address, setting)) is not None
+        ]
+
+    async def _ignored(self, modes: Mapping[str, Mapping[str, str]], gpus: Sequence[str]) -> list[str]:
+        """Return, as text, which of ``modes`` (setting → address → mode) the GPUs do not have."""
+        found = {gpu: await self._requests.request(gpu, {"ask": "describe", "pci": gpu}) for gpu in gpus}
+        return [
+            f"{setting} of {gpu} is {present or 'unknown'}, not {mode}"
+            for setting, by_gpu in modes.items()
+            for gpu, mode in by_gpu.items()
+            if (present := optional_text(found[gpu], setting)) != mode
         ]
 
     @asynccontextmanager
@@ -245,17 +252,3 @@ def _blocker(holder: Holder, device: Device) -> str:
             return f"{who} holds device {device.index}; it is infrastructure and is not killed: stop it for the reset."
         case _:
             return f"{who} holds device {device.index}: it must end first."
-
-
-async def _run_to_completion(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as stop:
-            cancelled = stop
-    if cancelled is not None:
-        raise cancelled from task.exception()
-    task.result()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scrubber.adapters.amd.driver_settings import COMPUTE_MODE, MEMORY_MODE
-from scrubber.adapters.amd.requests import device_request, pci_address, texts
+from scrubber.adapters.amd.requests import device_request, pci_address
+from scrubber.adapters.children.driver_response import texts
 from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.domain.device import Device
 
@@ -39,5 +40,9 @@ class AmdSettings:
         return self._modes.get(address, {}).get(name)
 
     def forget(self, address: str) -> None:
-        """Forget what was requested of the GPU at ``address``: a reset has applied it, or cannot."""
+        """Forget what was requested of the GPU at ``address``.
+
+        One reset tries it, whatever comes of it: the policy may have been corrected meanwhile. If it still expects that
+        mode, the next :meth:`restore` requests it again.
+        """
         self._modes.pop(address, None)

@@ -12,7 +12,8 @@ from scrubber.adapters.amd import cper
 from scrubber.adapters.amd.conditions import ERROR_SIGNAL, MEMORY_BLOCK, block_number
 from scrubber.adapters.amd.errors import ErrorCounters
 from scrubber.adapters.amd.holders import AmdHolders
-from scrubber.adapters.amd.requests import device_request, optional_count, pci_address, texts
+from scrubber.adapters.amd.requests import device_request, pci_address
+from scrubber.adapters.children.driver_response import optional_count, texts
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.signal_stream import SignalBroadcaster
@@ -24,8 +25,6 @@ __all__ = ["AmdTelemetry"]
 
 _UNCORRECTED, _CORRECTED, _DEFERRED = "ue", "ce", "de"
 _RETIRED, _PENDING, _FAILED = "R", "P", "F"
-_FATAL_RECORDS = "fatal records"
-"""Counted beside the blocks: the driver keeps records across resets that it survives, as it does its counters."""
 
 
 class AmdTelemetry:
@@ -60,8 +59,8 @@ class AmdTelemetry:
     async def snapshot(self, device: Device) -> Snapshot:
         answer = await self._requests.request(pci_address(device), device_request(device, "snapshot"))
         counts, records = _counts(answer), _records(answer)
-        uncorrected = self._errors.since_reset(pci_address(device), _cured_by_reset(counts, records))
-        fatal = uncorrected.pop(_FATAL_RECORDS, 0)
+        uncorrected = self._errors.since_reset(pci_address(device), _of_kind(counts, _UNCORRECTED))
+        fatal = self._errors.records_since_reset(pci_address(device), _fatal_records(answer))
         self._notice(device, uncorrected)
         errors: dict[int, int] = {}
         for block, count in uncorrected.items():
@@ -98,13 +97,11 @@ class AmdTelemetry:
             self._poller = asyncio.create_task(self._poll(self._fingerprint()), name="AMD counters")
         return self._signals.subscribe()
 
-    async def read_uncorrected(self, device: Device) -> Mapping[str, int]:
-        """Return the driver's own counts of uncorrected errors, those before the last reset included."""
+    async def record_reset(self, device: Device) -> None:
+        """Record that the device was reset: uncorrected errors and fatal records that the driver still reports are cured."""
         answer = await self._requests.request(pci_address(device), device_request(device, "snapshot"))
-        return _cured_by_reset(_counts(answer), _records(answer))
-
-    def forget(self, device: Device) -> None:
-        """Forget the errors that signals were sent for: the device was reset."""
+        uncorrected = _of_kind(_counts(answer), _UNCORRECTED)
+        self._errors.record_reset(pci_address(device), uncorrected, _fatal_records(answer))
         self._seen.pop(device.id, None)
 
     def report_change(self) -> None:
@@ -176,10 +173,12 @@ def _records(answer: Message) -> dict[str, int]:
     return found
 
 
-def _cured_by_reset(counts: Mapping[str, Mapping[str, int]], records: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of which those before a reset are forgotten."""
-    fatal = {_FATAL_RECORDS: records[cper.FATAL]} if cper.FATAL in records else {}
-    return _of_kind(counts, _UNCORRECTED) | fatal
+def _fatal_records(answer: Message) -> list[str]:
+    """Return the identities of the fatal hardware error records."""
+    found = answer.get("fatal_records")
+    if not isinstance(found, list) or not all(isinstance(record, str) for record in found):
+        raise Unreadable("The driver's response is invalid: 'fatal_records' is not a list of strings.")
+    return found
 
 
 def _of_kind(counts: Mapping[str, Mapping[str, int]], kind: str) -> dict[str, int]:

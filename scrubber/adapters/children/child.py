@@ -20,7 +20,15 @@ from typing import TypeVar
 
 from scrubber.adapters.children.message import HEADER_SIZE, Message, body_length, pack, unpack
 
-__all__ = ["Fault", "ParentSocket", "connect_to_parent", "connect_to_parent_as", "die_with_parent", "serve"]
+__all__ = [
+    "Fault",
+    "ParentSocket",
+    "connect_to_parent",
+    "connect_to_parent_as",
+    "die_with_parent",
+    "serve",
+    "serve_once",
+]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -136,9 +144,18 @@ def serve(link: ParentSocket, handle: Callable[[Message], Message]) -> None:
     A :class:`Fault` becomes an answer. Any other exception ends the child with its traceback on stderr: the parent
     retries once with a fresh child, and then reports the device as unreadable.
     """
-    while (message := link.receive()) is not None:
-        try:
-            answer: Message = {"ok": handle(message)}
-        except Fault as fault:
-            answer = {"fault": fault.code, "message": fault.message}
-        link.send(answer)
+    while serve_once(link, handle):
+        pass
+
+
+def serve_once(link: ParentSocket, handle: Callable[[Message], Message]) -> bool:
+    """Answer the next message on ``link`` as :func:`serve` does; return whether there was one."""
+    message = link.receive()
+    if message is None:
+        return False
+    try:
+        answer: Message = {"ok": handle(message)}
+    except Fault as fault:
+        answer = {"fault": fault.code, "message": fault.message}
+    link.send(answer)
+    return True

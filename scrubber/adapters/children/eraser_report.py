@@ -13,7 +13,9 @@ from scrubber.adapters.children.request_pool import parse_answer
 from scrubber.domain.errors import DriverTimeout, Unreadable
 from scrubber.ports.device import EraseProgress
 
-__all__ = ["parse_byte_count", "parse_seconds_by_phase", "wait_for_report"]
+__all__ = ["parse_byte_count", "parse_residue_map", "parse_seconds_by_phase", "wait_for_report"]
+
+_MAX_MAP_PARTS = 64
 
 _SILENCE_TIMEOUT = 60.0
 """Seconds without a message after which an eraser counts as hung.
@@ -80,3 +82,20 @@ def parse_seconds_by_phase(message: Message) -> tuple[tuple[str, float], ...]:
         return tuple((str(phase), float(duration)) for phase, duration in rows)
     except (TypeError, ValueError) as error:
         raise Unreadable("The eraser's report is invalid: its seconds by phase are malformed.") from error
+
+
+def parse_residue_map(message: Message, residue: int) -> tuple[int, ...]:
+    """Return how many of the ``residue`` bytes were in each part of the memory.
+
+    Raises:
+        Unreadable: The report lacks this, or the parts do not add up to ``residue``.
+    """
+    rows = message.get("residue_map")
+    if (
+        not isinstance(rows, list)
+        or len(rows) > _MAX_MAP_PARTS
+        or not all(isinstance(each, int) and each >= 0 for each in rows)
+        or sum(rows) != residue
+    ):
+        raise Unreadable("The eraser's report is invalid: it has no residue map.")
+    return tuple(rows)

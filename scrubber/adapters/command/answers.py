@@ -58,11 +58,13 @@ class Answer:
         command: the command and its verb, for messages.
         values: the object.
         seconds: how long the command ran.
+        where: what precedes a key in messages, where the object is part of an answer, such as ``devices[0].``.
     """
 
     command: str
     values: Message
     seconds: float
+    where: str = ""
 
     def broken(self, message: str) -> BrokenCommand:
         """Return the error that this answer is invalid: ``message`` completes "its answer is invalid:"."""
@@ -78,13 +80,13 @@ class Answer:
         if value is None:
             return None
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum:
-            raise self.broken(f"{key} is {_shown(value)}, not a number from 0 to {maximum}")
+            raise self.broken(f"{self.where}{key} is {_shown(value)}, not a whole number from 0 to {maximum}")
         return value
 
     def required_number(self, key: str) -> int:
         value = self.number(key)
         if value is None:
-            raise self.broken(f"{key} is missing")
+            raise self.broken(f"{self.where}{key} is missing")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -93,34 +95,42 @@ class Answer:
         Raises:
             BrokenCommand: it is missing, empty, too long or not a text.
         """
+        name = f"{self.where}{key}"
+        if key not in self.values and default is None:
+            raise self.broken(f"{name} is missing")
         value = self.values.get(key, default)
+        if isinstance(value, int | float):
+            raise self.broken(f"{name} is {_shown(value)}, not a string; quote it")
         if not isinstance(value, str) or len(value) > _LONGEST_TEXT or not value.isprintable():
-            raise self.broken(f"{key} is {_shown(value)}, not a line of text")
+            raise self.broken(f"{name} is {_shown(value)}, not a line of at most {_LONGEST_TEXT} characters")
         if not value and value != default:
-            raise self.broken(f"{key} is empty")
+            raise self.broken(f"{name} is empty")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts; empty where it is absent."""
-        return tuple(Answer(self.command, {key: each}, 0.0).text(key) for each in self.objects(key))
+        return tuple(
+            Answer(self.command, {name: each}, 0.0, self.where).text(name)
+            for name, each in ((f"{key}[{at}]", each) for at, each in enumerate(self.objects(key)))
+        )
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self.values.get(key, default)
         if not isinstance(value, bool):
-            raise self.broken(f"{key} is {_shown(value)}, not true or false")
+            raise self.broken(f"{self.where}{key} is {_shown(value)}, not true or false")
         return value
 
     def mapping(self, key: str) -> dict[str, object]:
         """Return an object; empty where it is absent."""
         value = self.values.get(key, {})
         if not isinstance(value, dict) or len(value) > _LONGEST_TEXT:
-            raise self.broken(f"{key} is {_shown(value)}, not an object")
+            raise self.broken(f"{self.where}{key} is {_shown(value)}, not an object")
         return value
 
     def text_mapping(self, key: str) -> dict[str, str]:
         """Return an object whose values are texts; empty where it is absent."""
         return {
-            name: Answer(self.command, {f"{key}.{name}": each}, 0.0).text(f"{key}.{name}", "")
+            name: Answer(self.command, {f"{key}.{name}": each}, 0.0, self.where).text(f"{key}.{name}", "")
             for name, each in self.mapping(key).items()
         }
 
@@ -128,21 +138,18 @@ class Answer:
         """Return a list; empty where it is absent."""
         value = self.values.get(key, [])
         if not isinstance(value, list) or len(value) > 4096:
-            raise self.broken(f"{key} is {_shown(value)}, not a list")
+            raise self.broken(f"{self.where}{key} is {_shown(value)}, not a list")
         return value
 
     def part(self, value: object, where: str) -> Answer:
         """Return an object inside the answer, named ``where`` in messages."""
         if not isinstance(value, dict):
-            raise self.broken(f"{where} is {_shown(value)}, not an object")
-        return Answer(self.command, value, self.seconds)
+            raise self.broken(f"{self.where}{where} is {_shown(value)}, not an object")
+        return Answer(self.command, value, self.seconds, f"{self.where}{where}.")
 
 
-def read_answer(command: str, request_id: str, result: Message) -> Answer:
+def read_answer(program: str, verb: Verb, request_id: str, result: Message) -> Answer:
     """Return the answer in the ``result`` of a supervisor.
-
-    Args:
-        command: the command and its verb, for messages.
 
     Raises:
         DeviceLost, DriverTimeout, Unreadable: the command reports a fault of the device (exit status 10).
@@ -150,13 +157,14 @@ def read_answer(command: str, request_id: str, result: Message) -> Answer:
         Unavailable: the command cannot answer now (12).
         BrokenCommand: anything else; no device is at fault.
     """
+    command = f"{program} {verb}"
     log = str(result.get("log") or "")
     logged = f" It logged: {log.splitlines()[-1][:_LONGEST_TEXT]}" if log else ""
     broken, status, found = str(result.get("broken") or ""), result.get("status"), result.get("answer")
     if broken:
         raise BrokenCommand(f"{command} is broken: {broken}.{logged}")
     if status not in (_OK, _FAULT, _HELD, _AWAY):
-        raise BrokenCommand(f"{command} is broken: {_status_text(status)}.{logged}")
+        raise BrokenCommand(f"{command} is broken: {_status_text(verb, status)}.{logged}")
     if not isinstance(found, dict):
         raise BrokenCommand(f"{command} is broken: it printed no JSON object.{logged}")
     seconds = result.get("seconds")
@@ -172,20 +180,23 @@ def read_answer(command: str, request_id: str, result: Message) -> Answer:
         raise DeviceBusy(message)
     if status == _AWAY:
         raise Unavailable(message)
+    if "code" not in found:
+        raise answer.broken(f"code is missing; it is one of {', '.join(_FAULTS)}")
     code = answer.text("code")
     if code not in _FAULTS:
         raise answer.broken(f"code is {_shown(code)}, not one of {', '.join(_FAULTS)}")
     raise _FAULTS[code](message)
 
 
-def _status_text(status: object) -> str:
+def _status_text(verb: Verb, status: object) -> str:
     if status == _UNSUPPORTED:
-        return "it supports the verb according to its capabilities, and refuses it as unsupported"
+        why = f"every program must support {verb}" if verb in REQUIRED_VERBS else "its capabilities list the verb"
+        return f"it exited with status {_UNSUPPORTED} (verb not supported), but {why}"
     if isinstance(status, int) and status < 0:
         return f"it was ended by signal {-status}"
     return f"it exited with status {status}, which means nothing in the protocol"
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -28,6 +28,7 @@ __all__ = ["MAX_ANSWER", "run"]
 MAX_ANSWER = 1 << 20
 """Bytes that a program may print; a program that prints more is broken."""
 _MAX_LOG = 2000
+_MAX_QUOTED = 60
 _MAX_PROGRESS_LINE = 4096
 _PROGRESS_INTERVAL = 0.1
 _KILL_SECONDS = 2.0
@@ -41,12 +42,18 @@ _PREFIX = "scrubber-command-"
 
 
 class _Order(NamedTuple):
-    """What to run. ``lock``: the lock file of the device, taken first; empty where the run concerns no device."""
+    """What to run.
+
+    Attributes:
+        limit: the setting that the deadline comes from, for messages.
+        lock: the lock file of the device, taken first; empty where the run concerns no device.
+    """
 
     path: str
     verb: str
     stdin: bytes
     deadline: float
+    limit: str
     lock: str
     environment: dict[str, str]
 
@@ -63,6 +70,7 @@ def run(link: ParentSocket) -> None:
         verb=str(request["verb"]),
         stdin=str(request["stdin"]).encode(),
         deadline=float(str(request["deadline"])),
+        limit=str(request["limit"]),
         lock=str(request["lock"]),
         environment={str(key): str(value) for key, value in environment.items()},
     )
@@ -90,7 +98,11 @@ def _supervise(link: ParentSocket, order: _Order) -> Message:
             "stuck", f"A process of {order.path} {order.verb} does not die of SIGKILL; the device stays locked."
         )
     if expired:
-        raise Fault("stuck", f"{order.path} {order.verb} did not finish within {order.deadline:g} s and was killed.")
+        raise Fault(
+            "stuck",
+            f"{order.path} {order.verb} did not finish within {order.deadline:g} s and was killed; find out why it takes "
+            f"so long, or raise its limit ({order.limit}).",
+        )
     return run_.result(time.monotonic() - started)
 
 
@@ -195,7 +207,7 @@ class _Run:
             try:
                 answer = json.loads(self._output)
             except (ValueError, RecursionError) as error:
-                self._broken = f"its output is not one JSON object: {error}"
+                self._broken = f"it printed {_start(self._output)}, which is not one JSON object ({error})"
         log = self._log.decode(errors="replace").strip()
         return {"status": self._status, "answer": answer, "broken": self._broken, "log": log, "seconds": seconds}
 
@@ -269,6 +281,12 @@ class _Run:
                 time.sleep(0.001)
 
 
+def _start(output: bytearray) -> str:
+    """Return the start of what was printed, quoted, in ASCII and without control characters."""
+    text = output[:_MAX_QUOTED].decode(errors="replace")
+    return json.dumps(text).replace("\x7f", "\\u007f") + ("..." if len(output) > _MAX_QUOTED else "")
+
+
 def _pipe() -> tuple[int, int]:
     """Return a pipe whose descriptors collide with none that the program gets."""
     ends = os.pipe()
@@ -330,7 +348,7 @@ def _remove_abandoned(home: str) -> None:
     """Remove what a process that was killed could not: the kernel refuses while anything runs in it."""
     for name in os.listdir(home):
         pid = name.removeprefix(_PREFIX)
-        if pid != name and not os.path.exists(f"/proc/{pid}"):
+        if pid != name and (pid == str(os.getpid()) or not os.path.exists(f"/proc/{pid}")):
             with suppress(OSError):
                 os.rmdir(f"{home}/{name}")
 

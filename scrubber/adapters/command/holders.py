@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.command.answers import Verb
+from scrubber.adapters.command.answers import Answer, Verb
 from scrubber.adapters.command.runner import CommandRunner
 from scrubber.adapters.procwalk import (
     Budget,
@@ -25,7 +25,7 @@ from scrubber.adapters.procwalk import (
 )
 from scrubber.adapters.walker import WalkReport, parse_walk_report, uninspected_from, walk_request
 from scrubber.domain.device import AccessKind, Device
-from scrubber.domain.errors import DeviceLost
+from scrubber.domain.errors import BrokenCommand
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 from scrubber.ports.device import InfrastructureLookup
 
@@ -112,7 +112,9 @@ class CommandHolders:
         if Verb.HOLDERS not in self._runner.verbs:
             return frozenset(), (_NOT_ASKED,), False
         answer = await self._runner.run(Verb.HOLDERS, device)
-        pids = {answer.part({"pid": each}, "pids").required_number("pid") for each in answer.objects("pids")}
+        listed = {f"pids[{at}]": each for at, each in enumerate(answer.objects("pids"))}
+        numbers = Answer(answer.command, listed, answer.seconds)
+        pids = {numbers.required_number(name) for name in listed}
         complete = answer.flag("complete", default=False)
         return frozenset(pids - {0}), () if complete else (_INCOMPLETE,), answer.flag("held", default=bool(pids))
 
@@ -163,7 +165,7 @@ def _targets(device: Device) -> list[Target]:
     """Return what to search for: all device nodes at once, and each regular file.
 
     Raises:
-        DeviceLost: a node is gone.
+        BrokenCommand: there is no such node; if the device is lost, its telemetry says so.
     """
     numbers: set[int] = set()
     files: list[Target] = []
@@ -173,7 +175,10 @@ def _targets(device: Device) -> list[Target]:
         try:
             found = os.stat(each.host_path)
         except OSError as error:
-            raise DeviceLost(f"{each.host_path} of device {device.index} is gone: {error.strerror}.") from error
+            raise BrokenCommand(
+                f"{each.host_path}, which the inventory names as a node of device {device.id}, cannot be opened: "
+                f"{error.strerror}; correct `nodes`, or check that the driver has created it."
+            ) from error
         if stat.S_ISCHR(found.st_mode):
             numbers.add(found.st_rdev)
         else:

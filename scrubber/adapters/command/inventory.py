@@ -15,7 +15,7 @@ from scrubber.domain.device import Access, AccessKind, Device, NodeIdentity
 __all__ = ["CommandInventory", "parse_devices"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_INDEX = re.compile(r"\d{1,4}(:\d{1,4})?")
+_INDEX = re.compile(r"[0-9]{1,4}(:[0-9]{1,4})?")
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CDI = re.compile(r"[A-Za-z0-9.-]+/[A-Za-z0-9_.-]+=[A-Za-z0-9_.:-]+")

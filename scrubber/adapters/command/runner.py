@@ -38,6 +38,7 @@ _SLACK = 10.0
 """Seconds beyond the deadline in which the supervisor kills the run and reports that; its start is included."""
 _KILL_SECONDS = 2.0
 _WORK = frozenset({Verb.ERASE, Verb.RESET, Verb.DIAGNOSE})
+_LIMITS_OF_WORK = "limits in the policy, or --timeout of `scrubber backend check`"
 _FIXED_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C", "HOME": "/"}
 _MAX_ANCESTORS = 64
 
@@ -201,6 +202,7 @@ class CommandRunner:
     ) -> Answer:
         digest, options = self.check_digest(), self._options()
         command = f"{self._executable.path} {verb}"
+        limit = _LIMITS_OF_WORK if verb in _WORK else f"deadlines.{verb} in the file of the backend"
         if device is not None and digest != self.digest:
             raise BrokenCommand(
                 f"The command {self._executable.path} has changed; its devices are listed again before it runs."
@@ -223,6 +225,7 @@ class CommandRunner:
                     "verb": verb.value,
                     "stdin": json.dumps(request),
                     "deadline": seconds,
+                    "limit": limit,
                     "lock": "" if lock is None else str(lock),
                     "environment": {**_FIXED_ENVIRONMENT, **options.environment},
                 }
@@ -240,7 +243,7 @@ class CommandRunner:
             await asyncio.shield(self._end(child, lock))
         if self.check_digest() != digest:
             raise BrokenCommand(f"The command {self._executable.path} changed while it ran; this is retried.")
-        answer = read_answer(command, request_id, result)
+        answer = read_answer(str(self._executable.path), verb, request_id, result)
         self._observe(CommandRun(verb, seconds, answer))
         return answer
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import numpy
 from cupy.cuda import runtime
 
-from scrubber.adapters.children.child import Fault, ParentSocket
+from scrubber.adapters.children.child import Fault, ParentSocket, serve_once
 from scrubber.adapters.children.diagnostics import CheckTally, CheckTimeBudget
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.cuda.gpu import CudaGpu, DeviceCounters, MemoryRange, open_device, translate_errors
@@ -266,10 +266,4 @@ def diagnose(link: ParentSocket, request: Message) -> Message:
 
 def run(link: ParentSocket) -> None:
     """Handle one request and send one reply; the zygote calls this in the child that it forked."""
-    request = link.receive()
-    if request is None:
-        return
-    try:
-        link.send({"ok": diagnose(link, request)})
-    except Fault as fault:
-        link.send({"fault": fault.code, "message": fault.message})
+    serve_once(link, lambda request: diagnose(link, request))

@@ -18,7 +18,7 @@ from secrets import randbits
 
 import numpy
 
-from scrubber.adapters.children.child import Fault, ParentSocket
+from scrubber.adapters.children.child import Fault, ParentSocket, serve_once
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.cuda.gpu import CudaGpu, DeviceCounters, MemoryRange, open_device
 from scrubber.adapters.cuda.on_chip import OnChipMemory
@@ -191,10 +191,4 @@ def erase(link: ParentSocket, request: Message) -> Message:
 
 def run(link: ParentSocket) -> None:
     """Handle one request and send one reply; the zygote calls this in the child that it forked."""
-    request = link.receive()
-    if request is None:
-        return
-    try:
-        link.send({"ok": erase(link, request)})
-    except Fault as fault:
-        link.send({"fault": fault.code, "message": fault.message})
+    serve_once(link, lambda request: erase(link, request))

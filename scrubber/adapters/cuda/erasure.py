@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scrubber.adapters.children.eraser_report import parse_byte_count, parse_seconds_by_phase, wait_for_report
+from scrubber.adapters.children.eraser_report import (
+    parse_byte_count,
+    parse_residue_map,
+    parse_seconds_by_phase,
+    wait_for_report,
+)
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.cuda.gpu_jobs import GpuJob, GpuJobResult, GpuJobRunner
 from scrubber.adapters.cuda.programs import ERASER_MODULE
@@ -14,7 +19,6 @@ from scrubber.ports.device import EraseProgress, EraseReport, EraseRequest, OnCh
 
 __all__ = ["CudaEraser"]
 
-_MAP_PARTS = 64
 _NOT_ALLOCATED = (
     "the eraser could not allocate: its own context's, rounding, and what other processes may have allocated"
 )
@@ -119,22 +123,10 @@ def _report(device: Device, done: GpuJobResult, reserved: int, unsettled: int) -
         not_covered=tuple(each for each in uncovered if each),
         not_covered_bytes=left,
         reserved_bytes=reserved,
-        residue_map=_map(answer.get("residue_map"), residue or 0),
+        residue_map=parse_residue_map(answer, residue or 0),
         unreleased_bytes=unsettled,
         on_chip=on_chip,
     )
-
-
-def _map(rows: object, residue: int) -> tuple[int, ...]:
-    """Return the map of where ``residue`` bytes were."""
-    if (
-        not isinstance(rows, list)
-        or len(rows) > _MAP_PARTS
-        or not all(isinstance(each, int) and each >= 0 for each in rows)
-        or sum(rows) != residue
-    ):
-        raise Unreadable("The eraser's report is invalid: it has no residue map.")
-    return tuple(rows)
 
 
 def _on_chip(found: object) -> OnChipReport | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from scrubber.adapters.locks import lock_path
+from scrubber.completion import run_to_completion
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Unavailable, Unreadable
 
@@ -64,7 +64,7 @@ class ComputeModeFence:
         mode = await self._gpu.compute_mode(device)
         if mode is None:
             return False
-        await _run_in_thread(lambda: self._write(device, mode))
+        await run_to_completion(asyncio.to_thread(self._write, device, mode))  # it waits for the disk
         await self._gpu.fence(device)
         return True
 
@@ -130,17 +130,3 @@ class ComputeModeFence:
             raise Unavailable(
                 f"{note} cannot be written, and no device is fenced without it: {error.strerror}."
             ) from error
-
-
-async def _run_in_thread(work: Callable[[], None]) -> None:
-    """Run ``work``, which waits for the disk, beside the event loop; to its end, even if the caller is cancelled."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as stop:
-            cancelled = stop
-    if cancelled is not None:
-        raise cancelled from task.exception()
-    task.result()

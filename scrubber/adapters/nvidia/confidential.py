@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
+from scrubber.adapters.children.driver_response import text
 from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid, text
+from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid
 from scrubber.domain.device import Device
 from scrubber.domain.errors import ScrubberError, Unavailable
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from scrubber.adapters.children.driver_response import count, objects, optional_count, optional_text, text
 from scrubber.adapters.children.message import Message
-from scrubber.adapters.nvidia.driver_requests import count, objects, optional_count, optional_text, text
 from scrubber.domain.device import Access, AccessKind, Device
 
 __all__ = [

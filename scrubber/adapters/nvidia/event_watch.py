@@ -18,11 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from scrubber.adapters.children.driver_response import count, optional_count
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Child, ChildDied, Children
 from scrubber.adapters.children.zygote_client import Zygote
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
-from scrubber.adapters.nvidia.driver_requests import count, gpu_uuid, optional_count, pci_address_of
+from scrubber.adapters.nvidia.driver_requests import gpu_uuid, pci_address_of
 from scrubber.adapters.signal_stream import SignalBroadcaster, SignalStream
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DriverTimeout, Unavailable, Unreadable

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from scrubber.adapters.children.driver_response import count, optional_count, optional_text
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.nvidia.driver_requests import count, device_request, gpu_uuid, optional_count, optional_text
+from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid
 from scrubber.domain.device import Device
 
 __all__ = ["IdleWaiter", "NvmlGpuControl"]

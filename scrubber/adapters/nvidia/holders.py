@@ -17,13 +17,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from scrubber.adapters.children.driver_response import count
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.idle_memory import IdleMemory
 from scrubber.adapters.kernel_text import fields_in, lines_in, number_in
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
-from scrubber.adapters.nvidia.driver_requests import count, device_request, gpu_uuid
+from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid
 from scrubber.adapters.procwalk import (
     ChurningGroup,
     ProcessMatch,

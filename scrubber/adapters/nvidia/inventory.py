@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 
+from scrubber.adapters.children.driver_response import optional_text, text
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
@@ -23,7 +24,7 @@ from scrubber.adapters.kernel_text import value_in
 from scrubber.adapters.nvidia import bus, description
 from scrubber.adapters.nvidia.description import GpuDescription
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
-from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, driver_arguments, optional_text, text
+from scrubber.adapters.nvidia.driver_requests import DRIVER_MODULE, driver_arguments
 from scrubber.domain.device import Device, NodeIdentity
 from scrubber.domain.errors import DriverTimeout, ScrubberError, Unavailable
 

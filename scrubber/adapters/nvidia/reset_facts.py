@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from scrubber.adapters.children.driver_response import optional_text
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.kernel_text import value_in
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
-from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid, optional_text, pci_address_of
+from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid, pci_address_of
 from scrubber.adapters.nvidia.reset_planner import DeviceLabel, Generation, Platform, ResetFacts
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceLost, Unreadable

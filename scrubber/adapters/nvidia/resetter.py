@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from scrubber.adapters.children.driver_response import text
 from scrubber.adapters.children.process import AbandonedChild, ChildDied, Children
 from scrubber.adapters.children.request_pool import RequestPool, parse_answer
 from scrubber.adapters.deadlines import stall_tolerant_timeout
@@ -28,11 +29,11 @@ from scrubber.adapters.nvidia.driver_requests import (
     driver_arguments,
     gpu_uuid,
     pci_address_of,
-    text,
 )
 from scrubber.adapters.nvidia.reset_facts import EraserLookup, ResetFactsReader, nvlink_group, persistence_request
 from scrubber.adapters.nvidia.reset_planner import ResetFacts, plan_reset, reset_targets
 from scrubber.adapters.nvidia.smi import NvidiaSmi
+from scrubber.completion import run_to_completion
 from scrubber.domain.device import Access, AccessKind, Device
 from scrubber.domain.errors import (
     DeviceBusy,
@@ -154,7 +155,7 @@ class NvidiaResetter:
                 ) from error
             _require_feasible(plan_reset(facts))
             end = asyncio.get_running_loop().time() + left
-            await _run_to_completion(self._carry_out(facts, concerned, end - (deadline - letting_go), end))
+            await run_to_completion(self._carry_out(facts, concerned, end - (deadline - letting_go), end))
 
     @asynccontextmanager
     async def _exclusive(self, device: Device) -> AsyncIterator[None]:
@@ -326,20 +327,6 @@ def _require_feasible(made: ResetPlan) -> None:
 
 def _out_of_time(facts: ResetFacts) -> DeviceBusy:
     return DeviceBusy(f"Device {facts.device.index} was not reset: its handles were not released before the deadline.")
-
-
-async def _run_to_completion(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as stop:
-            cancelled = stop
-    if cancelled is not None:
-        raise cancelled from task.exception()
-    task.result()
 
 
 def _is_gpu_node(access: Access) -> bool:

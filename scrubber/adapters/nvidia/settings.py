@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from scrubber.adapters.children.driver_response import texts
 from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid, texts
+from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid
 from scrubber.domain.device import Device
 
 __all__ = ["NvidiaSettings"]

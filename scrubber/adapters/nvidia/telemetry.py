@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
+from scrubber.adapters.children.driver_response import counts, optional_count, optional_text, texts
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.nvidia.driver_requests import (
-    counts,
-    device_request,
-    gpu_uuid,
-    optional_count,
-    optional_text,
-    texts,
-)
+from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid
 from scrubber.domain.device import Device
 from scrubber.domain.telemetry import Signal, Snapshot
 

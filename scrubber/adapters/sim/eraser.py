@@ -28,7 +28,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from scrubber.adapters import locks
-from scrubber.adapters.children.child import Fault, ParentSocket
+from scrubber.adapters.children.child import Fault, ParentSocket, serve_once
 from scrubber.adapters.children.message import Message
 
 __all__: list[str] = ["run"]
@@ -443,10 +443,4 @@ def report_bus_errors(link: ParentSocket) -> object:
 def run(link: ParentSocket) -> None:
     """Execute one request; the zygote calls this in the forked process."""
     kept = report_bus_errors(link)  # noqa: F841 - alive until the process ends
-    request = link.receive()
-    if request is None:
-        return
-    try:
-        link.send({"ok": erase(link, request)})
-    except Fault as fault:
-        link.send({"fault": fault.code, "message": fault.message})
+    serve_once(link, lambda request: erase(link, request))

@@ -34,7 +34,7 @@ def check(
             "--config",
             envvar="SCRUBBER_CONFIG",
             metavar="FILE",
-            help="File of the command backend: its program, its deadlines, its environment.",
+            help="Configuration file of the command backend: program, deadlines, environment.",
         ),
     ],
     erase: Annotated[
@@ -43,7 +43,7 @@ def check(
             "--erase",
             metavar="DEVICE",
             parser=device_name,
-            help="Also reset, diagnose and clear this device, twice, and restore its settings: everything on it is lost. "
+            help="Also reset and diagnose this device, clear it twice, and restore its settings; all data on it is lost. "
             "UUID, unique prefix of a UUID, or index.",
             show_default="no device is touched",
         ),
@@ -74,10 +74,13 @@ def check(
 ) -> None:
     """Check whether a program fulfils the contract of every backend.
 
-    Reports what is missing, wrong or slow. Without --erase, only queries are made.
+    Without --erase, only queries are made.
 
-    Exits with 0 if nothing is wrong, 1 if something is, 2 if the file or the device is invalid, 3 if a service runs that
-    may use the device, 5 if something is only missing or slow.
+    Each check ends as ok, skipped, missing or slow (more than half of its deadline), or fails: wrong (the program),
+    fault (the device), held, timed-out or unanswered.
+
+    Exit status: 0; 1 if a check failed; 2 for an invalid file or device; 3 while a service runs; 5 if something is only
+    missing or slow.
     """
     from scrubber.backend_check import check_program
     from scrubber.config.command_file import CommandFileSource
@@ -147,4 +150,4 @@ def _check_data(check: ContractCheck) -> dict[str, Any]:
 def _summary(checks: Sequence[ContractCheck]) -> str:
     errors = sum(each.outcome.is_error for each in checks)
     warnings = sum(each.outcome.is_warning for each in checks)
-    return f"{errors} wrong, {warnings} missing or slow, of {len(checks)} checks."
+    return f"Checks: {len(checks)}; {errors} failed, {warnings} missing or slow."

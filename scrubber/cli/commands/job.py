@@ -61,7 +61,7 @@ def prolog(
     wait: PrologWaitOption = 300.0,
     socket: SocketOption = Path("/run/scrubber"),
 ) -> None:
-    """Hand the GPUs of a Slurm job over to it.
+    """Grant a Slurm job its GPUs, once they are clean.
 
     For Prolog= in slurm.conf. The job and its GPUs are those in Slurm's environment (SLURM_JOB_ID, SLURM_JOB_UID, SLURM_JOB_USER,
     SLURM_JOB_GPUS or UUIDs in CUDA_VISIBLE_DEVICES); a job without GPUs changes nothing.

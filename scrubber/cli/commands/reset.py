@@ -100,7 +100,8 @@ async def _fetch_plan(socket: Path, device: str) -> pb.ResetPlan:
 
 async def _reset(socket: Path, device: str, reason: str, *, wait: bool, timeout: float | None) -> FollowResult:
     from scrubber.api.client import AdminClient
-    from scrubber.cli.scrub_updates import ScrubTarget, follow_scrubs, progress_display
+    from scrubber.cli.progress_display import progress_display
+    from scrubber.cli.scrub_updates import ScrubTarget, follow_scrubs
 
     async with AdminClient(socket) as client:
         return await follow_scrubs(

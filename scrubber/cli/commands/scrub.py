@@ -97,7 +97,8 @@ async def _scrub(
     socket: Path, names: Sequence[str], path: ScrubPathChoice, *, wait: bool, timeout: float | None
 ) -> FollowResult:
     from scrubber.api.client import AdminClient
-    from scrubber.cli.scrub_updates import follow_scrubs, progress_display
+    from scrubber.cli.progress_display import progress_display
+    from scrubber.cli.scrub_updates import follow_scrubs
 
     targets = await _targets(socket, names, path)
     async with AdminClient(socket) as client:

@@ -58,7 +58,7 @@ def serve(
             metavar="NAME",
             autocompletion=complete_backend,
             help="; ".join(f"{each.name}: {each.summary}" for each in BACKENDS.values())
-            + ". Can be repeated, or a list with commas: one service then has the devices of all of them.",
+            + ". Repeat it, or separate names by commas, to manage the devices of several backends.",
             show_default=_DEFAULT_BACKEND,
         ),
     ] = None,
@@ -75,7 +75,7 @@ def serve(
         typer.Option(
             envvar="SCRUBBER_CONFIG",
             metavar="FILE",
-            help="File of the command backend: its program, its deadlines, its environment.",
+            help="Configuration file of the command backend: program, deadlines, environment.",
         ),
     ] = None,
     state_dir: Annotated[
@@ -154,8 +154,8 @@ def serve(
         typer.Option(
             envvar="SCRUBBER_CONTAINER_IDENTITY",
             help="How processes are mapped to pods: by cgroup, or by the marker of the kubelet emulator's "
-            "containers. auto: by marker with the sim backend beside the emulator or without a "
-            "kubelet, otherwise by cgroup.",
+            "containers. auto: by marker if the backend is sim and the kubelet is emulated or "
+            "absent, otherwise by cgroup.",
         ),
     ] = ContainerIdentity.AUTO,
     log_format: LogFormatOption = LogFormat.AUTO,
@@ -187,8 +187,8 @@ def serve(
             envvar="SCRUBBER_POLL_INTERVAL",
             metavar="TIME",
             parser=seconds,
-            help="Interval between checks of holders. Users of devices are checked at random moments, at "
-            "most 1s apart.",
+            help="Interval between checks for holders. Checks for unauthorized use are separate: at random "
+            "times, at most 1s apart.",
             show_default="1s",
         ),
     ] = 1.0,

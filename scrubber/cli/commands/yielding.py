@@ -58,7 +58,7 @@ def yield_node(
     output: OutputOption = OutputFormat.TABLE,
     no_headers: NoHeadersOption = False,
 ) -> None:
-    """Close the driver and withhold every device.
+    """Release the driver and take every device out of service.
 
     For work that needs the driver for itself: to replace it, to partition or reset GPUs with other tools, to unload its kernel
     module. Scrubs in progress are abandoned; a reset in progress is completed. Running pods keep their devices. Nothing that
@@ -79,7 +79,7 @@ def resume(
     output: OutputOption = OutputFormat.TABLE,
     no_headers: NoHeadersOption = False,
 ) -> None:
-    """Open the driver of a yielded node again.
+    """Take the driver back after a yield.
 
     Every device is dirty and is scrubbed. Where a plugin has requested a yield too, because of a label of its node, the node
     stays yielded until the label changes.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 
+from scrubber.completion import run_to_completion
 from scrubber.domain.assignment import Claim, Pod
 from scrubber.domain.certificate import certify
 from scrubber.domain.errors import LedgerFailure, NotReady
@@ -23,7 +24,6 @@ from scrubber.domain.record import DeviceRecord
 from scrubber.domain.statement import sign_certificate
 from scrubber.domain.states import Health, Hygiene
 from scrubber.engine import events, refusals, scrub
-from scrubber.engine.completion import run_to_completion
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.backoff import Backoff
 from scrubber.engine.device.disturbances import was_disturbed

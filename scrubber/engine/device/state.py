@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from scrubber.completion import run_to_completion
 from scrubber.domain.assignment import Pod
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceBusy, InvalidRequest, LedgerFailure
@@ -16,7 +17,6 @@ from scrubber.domain.policy import Enforcement, Policy
 from scrubber.domain.record import BreakGlass, DeviceRecord
 from scrubber.domain.states import Hygiene
 from scrubber.engine.breaker import CircuitBreaker
-from scrubber.engine.completion import run_to_completion
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.disturbances import Disturbances
 from scrubber.engine.pods import PodTracker

@@ -77,8 +77,8 @@ async def watch_health(
             running = {device: task for device, task in running.items() if not task.done()}
             now = dependencies.clock.monotonic()
             for device, controller in node.devices.controllers.items():
-                # Half an interval is the tolerance: a round that comes a moment early must not cost the next one.
-                is_due = now - checked.get(device, -math.inf) >= least(controller.state.device) - interval / 2
+                # A round that comes a moment early must not cost the next one.
+                is_due = now - checked.get(device, -math.inf) >= least(controller.state.device) - interval / 10
                 if device not in running and is_due:
                     checked[device] = now
                     running[device] = group.create_task(

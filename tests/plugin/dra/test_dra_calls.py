@@ -464,6 +464,59 @@ async def test_no_container_of_a_claim_can_start_while_its_release_lasts(short_t
         assert here.specs() == {}
 
 
+async def test_restarted_driver_removes_the_specification_of_a_claim_that_is_being_released(short_tmp: Path) -> None:
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        here.service.releasing.add(ONE.uid)
+        await here.driver.reconcile_specs()
+        assert here.specs() == {}
+
+
+async def test_no_container_of_a_released_claim_can_start_while_the_api_server_is_slow(short_tmp: Path) -> None:
+    async def note(what: str) -> None:
+        specs.append(here.specs())
+
+    specs: list[dict[str, Any]] = []
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        here.api.fault = note
+        here.service.progress = {ONE.uid: ReleaseProgress(done=False)}
+        await here.unprepare(ONE)
+        assert specs == [{}]
+
+
+async def test_release_that_a_busy_service_records_later_removes_the_specification_then(short_tmp: Path) -> None:
+    async def not_at_once(uid: str) -> None:
+        if len(here.service.released) < 3:
+            here.service.releasing.discard(ONE.uid)
+
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        here.service.on_list = not_at_once
+        here.service.progress = {ONE.uid: ReleaseProgress(done=False, waits_for="Device SIM-0 is being scrubbed.")}
+        await here.unprepare(ONE)
+        assert here.service.waits[1:4] == [0.0, 0.0, 0.0]
+        assert here.specs() == {}
+
+
+async def test_release_that_is_not_recorded_keeps_the_claim_with_its_specification(short_tmp: Path) -> None:
+    async def never(uid: str) -> None:
+        here.service.releasing.discard(ONE.uid)
+
+    times = ClaimDriverTimes(call=DEADLINE, margin=0.0, orphan=0.0)
+    async with node(short_tmp, device(0), times=times) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        here.service.on_list = never
+        here.service.progress = {ONE.uid: ReleaseProgress(done=False, waits_for="A device is being inspected.")}
+        assert (await here.unprepare(ONE))[ONE.uid].error == "A device is being inspected. The kubelet tries again."
+        assert here.service.released == [ONE.uid]
+        assert spec_of(here).exists()
+
+
 @pytest.mark.parametrize(("pods", "expected"), [(["pod-a"], 400.0), ([], 50.0)])
 async def test_release_waits_long_only_while_a_pod_of_the_claim_exists(
     short_tmp: Path, pods: list[str], expected: float

@@ -46,9 +46,9 @@ def test_flags_reach_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert (settings.devices, settings.traces) == (DeviceSelection.parse("0,!GPU-b*"), TraceExport.OTLP)
     assert settings.binding_conditions
     assert str(settings.nvidia.root.host) == "/run/driver"
-    assert settings.follow_driver is None
-    assert settings.reload_nvidia is not None
-    assert settings.reload_nvidia() == settings.nvidia
+    assert settings.nvidia_source is not None
+    assert not settings.nvidia_source.follows_driver
+    assert settings.nvidia_source.load() == settings.nvidia
     assert (settings.metrics_address, settings.metrics_required) == (Address("127.0.0.1", 9466), False)
     assert (settings.probe_address, settings.log_level) == (Address("127.0.0.1", 1), "warning")
 

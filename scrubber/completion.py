@@ -1,4 +1,4 @@
-"""Runs work that must not be left half done, such as a commit with its application, to its end."""
+"""Runs work that must not be left half done to its end: a commit with its application, a reset, a note on the disk."""
 
 from __future__ import annotations
 
