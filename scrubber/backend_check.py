@@ -145,6 +145,7 @@ class _Checks:
         self._deadline = deadline
         self._verbs: frozenset[str] = frozenset()
         self._without_reset: dict[str, str] = {}
+        self._held: set[str] = set()
         self.found: list[ContractCheck] = []
 
     async def check_node(self) -> tuple[Device, ...] | None:
@@ -175,13 +176,15 @@ class _Checks:
     async def check_device(self, device: Device) -> None:
         ports = self._backend
         await self._check("telemetry", device, contract.check_snapshot(ports.telemetry, device), _health)
-        await self._check(
+        held = await self._check(
             "holders",
             device,
             contract.check_holders(ports.holders, device),
             lambda held: "The device is held." if held else "No process holds the device.",
             lambda _: self._missing_holders(device),
         )
+        if held:
+            self._held.add(device.id)
         if self._supports(Verb.SETTINGS, Verb.SETTINGS_APPLY):
             await self._check(
                 "settings",
@@ -200,7 +203,10 @@ class _Checks:
                 self._without_reset[device.id] = plan.unavailable
 
     async def work_on(self, device: Device) -> None:
-        """Do to ``device`` what a scrub does, in the same order."""
+        """Do to ``device`` what a scrub does, in the same order; nothing while a process holds it."""
+        if device.id in self._held:
+            self._add("erase", CheckOutcome.HELD, "A process holds the device, so nothing was done to it.", device)
+            return
         ports, deadline = self._backend, self._deadline
         if device.id in self._without_reset:
             self._add("reset", CheckOutcome.SKIPPED, self._without_reset[device.id], device)

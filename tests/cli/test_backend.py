@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +124,21 @@ def test_device_is_not_erased_while_a_service_has_the_state_directory(administra
         os.close(lock)
     assert found.status == 3
     assert "stop it first" in found.document["error"]
+    assert administrator.memory("0").read_bytes() == SECRET
+
+
+def test_nothing_is_done_to_a_device_that_a_process_holds(administrator: Administrator) -> None:
+    administrator.memory("0").write_bytes(SECRET)
+    holder = "import sys; file = open(sys.argv[1], 'rb'); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", holder, str(administrator.memory("0"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = administrator.check("--erase", "0", "--yes")
+        process.communicate()
+    results = found.results(administrator.devices[0])
+    assert (found.status, results["erase"]) == (1, "held")
+    assert not {"reset", "diagnose", "erase-again", "settings-apply"} & results.keys()
     assert administrator.memory("0").read_bytes() == SECRET
 
 
