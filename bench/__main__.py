@@ -51,6 +51,7 @@ _TAKE_OVER_DEVICES = (1, 8)
 _STORM_DEVICES = 8
 _XID_GPUS = 8
 _CLAIM_DEVICES = 16
+_IN_USE_PER_POD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +269,14 @@ class BenchRun:
                 await scrape.scrape_timing(
                     node, name=f"scrape.devices-{devices}", title=title, samples=self.extent.scrapes
                 )
+            )
+            self.log_progress(f"{devices} devices in use")
+            pods += await node.start_pods(devices // _IN_USE_PER_POD - len(pods), gpus=_IN_USE_PER_POD)
+            self.amounts += await footprint.at_rest(
+                node.stage,
+                seconds=self.extent.idle_seconds,
+                name=f"in-use.devices-{devices}",
+                title=f"{devices} devices, {sum(len(pod.device_ids) for pod in pods)} in use",
             )
 
     async def _clearing(self) -> None:

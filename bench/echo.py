@@ -25,9 +25,14 @@ _START_SECONDS = 20.0
 
 
 class Echo:
-    """A client of the echo server."""
+    """A client of the echo server.
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    Attributes:
+        pid: of the server.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, pid: int) -> None:
+        self.pid = pid
         self._call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
 
     async def __call__(self, message: bytes) -> float:
@@ -50,7 +55,7 @@ class Echo:
             async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
                 async with asyncio.timeout(_START_SECONDS):
                     await channel.channel_ready()
-                yield cls(channel)
+                yield cls(channel, process.pid)
         finally:
             process.stdin.close()
             await process.wait()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["Amount", "Quantiles", "TargetResult", "Timing", "growth_exponent", "quantile"]
+__all__ = ["Amount", "Quantiles", "TargetResult", "Timing", "growth_exponent", "quantile", "slope"]
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
@@ -118,3 +118,17 @@ def growth_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
             raise ValueError("sizes grow and durations are above zero")
         slopes.append(math.log(after / before) / math.log(larger / size))
     return max(slopes)
+
+
+def slope(at: Sequence[float], values: Sequence[float]) -> float:
+    """Return the growth of ``values`` per unit of ``at``: the line with the least squares.
+
+    Raises:
+        ValueError: fewer than two different positions.
+    """
+    count = len(at)
+    mean_at, mean = math.fsum(at) / max(1, count), math.fsum(values) / max(1, count)
+    spread = math.fsum((each - mean_at) ** 2 for each in at)
+    if count != len(values) or not spread:
+        raise ValueError("a slope is between at least two positions, each with its value")
+    return math.fsum((x - mean_at) * (y - mean) for x, y in zip(at, values, strict=True)) / spread

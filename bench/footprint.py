@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,17 @@ from bench.node import BenchNode
 from scrubber.adapters.nvidia.event_watch import EVENTS_MODULE
 from scrubber.emulator.playground import Playground
 
-__all__ = ["at_rest", "cpu_of_service", "event_children", "per_call", "written_by_service"]
+__all__ = [
+    "at_rest",
+    "cpu_of_service",
+    "cpu_seconds",
+    "daemon_processes",
+    "event_children",
+    "per_call",
+    "pss",
+    "thread_seconds",
+    "written_by_service",
+]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -40,17 +51,17 @@ class _Family:
                 waiting += below
         return found
 
-    def cpu_seconds(self) -> dict[int, float]:
-        return {pid: _cpu_seconds(pid) for pid in (self.daemon, *self.children)}
+    def cpu_of_each(self) -> dict[int, float]:
+        return {pid: cpu_seconds(pid) for pid in (self.daemon, *self.children)}
 
 
 async def at_rest(stage: Playground, *, seconds: float, name: str, title: str) -> list[Amount]:
     """Measure CPU time over ``seconds`` and PSS at the end, by process and in total."""
     families = _families(stage)
     began = time.monotonic()
-    before = [family.cpu_seconds() for family in families]
+    before = [family.cpu_of_each() for family in families]
     await asyncio.sleep(seconds)
-    after = [family.cpu_seconds() for family in families]
+    after = [family.cpu_of_each() for family in families]
     passed = time.monotonic() - began
 
     amounts: list[Amount] = []
@@ -62,7 +73,7 @@ async def at_rest(stage: Playground, *, seconds: float, name: str, title: str) -
                 amounts.append(
                     Amount(f"{name}.cpu.{slug}", f"CPU of {who}, {title}", 100 * used / passed, "% of a core")
                 )
-                amounts.append(Amount(f"{name}.pss.{slug}", f"PSS of {who}, {title}", _pss(pids), "MB"))
+                amounts.append(Amount(f"{name}.pss.{slug}", f"PSS of {who}, {title}", pss(pids), "MB"))
     for kind, unit in (("cpu", "% of a core"), ("pss", "MB")):
         value = sum(each.value for each in amounts if each.name.startswith(f"{name}.{kind}."))
         amounts.append(Amount(f"{name}.{kind}", f"{kind.upper()} of all, {title}", value, unit))
@@ -78,11 +89,11 @@ async def per_call(
     therefore the figure to use on a busy machine.
     """
     families = _families(node.stage)
-    before = [family.cpu_seconds() for family in families]
+    before = [family.cpu_of_each() for family in families]
     for number in range(calls):
         await asyncio.sleep(every)
         await call(number)
-    after = [family.cpu_seconds() for family in families]
+    after = [family.cpu_of_each() for family in families]
     return [
         Amount(
             f"{name}.{family.name}",
@@ -101,14 +112,19 @@ def event_children(node: BenchNode) -> list[Amount]:
     title = f"{len(node.devices)} GPUs, stand-in for NVIDIA's driver"
     return [
         Amount("event-children", f"processes that wait for events, {title}", len(pids), ""),
-        Amount("event-children.pss", f"PSS of the processes that wait for events, {title}", _pss(pids), "MB"),
+        Amount("event-children.pss", f"PSS of the processes that wait for events, {title}", pss(pids), "MB"),
     ]
+
+
+def daemon_processes(stage: Playground) -> dict[str, list[int]]:
+    """Return the PIDs of each daemon and its children, by the daemon's name."""
+    return {family.name: [family.daemon, *family.children] for family in _families(stage)}
 
 
 def cpu_of_service(node: BenchNode) -> float:
     """Return the CPU time in seconds that the service and its children have used so far."""
     service, _ = _families(node.stage)
-    return sum(service.cpu_seconds().values())
+    return sum(service.cpu_of_each().values())
 
 
 def written_by_service(node: BenchNode) -> int:
@@ -122,13 +138,23 @@ def _families(stage: Playground) -> tuple[_Family, _Family]:
     return _Family("service", stage.service.pid), _Family(other, stage.plugin.pid)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process with all threads and dead children, user and system (proc(5): fields 14-17)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(int(field) for field in fields[11:15]) / _TICKS
 
 
-def _pss(pids: Iterable[int]) -> float:
+def thread_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """Return the CPU time of each living thread of ``pids``, to the nanosecond: for short periods of little work."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError):  # a process or a thread that has just ended
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
+def pss(pids: Iterable[int]) -> float:
     """Return the PSS in MB (10^6 bytes)."""
     kib = 0
     for pid in pids:

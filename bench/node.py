@@ -79,12 +79,13 @@ class BenchNode:
             async with grpc.aio.insecure_channel(f"unix:{_plugin_socket(stage)}") as channel:
                 yield cls(stage, ids, rpc.DevicePluginStub(channel), metrics)
 
-    async def start_pods(self, count: int) -> list[EmulatedPod]:
-        """Start ``count`` pods with one device each, and wait until they run; no process in them opens the device."""
+    async def start_pods(self, count: int, *, gpus: int = 1) -> list[EmulatedPod]:
+        """Start ``count`` pods with ``gpus`` devices each, and wait until they run; no process in them opens the device."""
         pods = []
         for _ in range(count):
             self._pods += 1
-            pod = await self.stage.kubelet.run(gpu_pod_spec(f"p{self._pods}", f"team-{self._pods % 4}", IDLE_CONTAINER))
+            spec = gpu_pod_spec(f"p{self._pods}", f"team-{self._pods % 4}", IDLE_CONTAINER, gpus=gpus)
+            pod = await self.stage.kubelet.run(spec)
             await pod.wait(PodPhase.RUNNING, _TIMEOUT)
             pods.append(pod)
         return pods

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from bench.figures import Amount, TargetResult, Timing
 from bench.machine import Machine
 
-__all__ = ["SCHEMA", "Report", "dump", "load", "render"]
+__all__ = ["SCHEMA", "Report", "dump", "load", "render", "table"]
 
 SCHEMA = 1
 _SIGNIFICANT = 4
@@ -93,7 +93,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield "Written by `make bench`, which overwrites this file. [README.md](README.md) explains each figure."
     yield ""
-    yield from _table(
+    yield from table(
         ("", ""),
         (
             ("machine", f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB, {machine.kernel}"),
@@ -106,7 +106,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield "## Targets"
     yield ""
-    yield from _table(
+    yield from table(
         ("target", "limit", "measured", ""),
         [
             (each.sentence, _with_unit(each.limit, each.unit), _with_unit(each.measured, each.unit), _verdict(each))
@@ -126,7 +126,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield "In milliseconds. Samples and reference were measured alternately."
     yield ""
-    yield from _table(
+    yield from table(
         (
             "measurement",
             "p50",
@@ -143,7 +143,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield "## Amounts"
     yield ""
-    yield from _table(
+    yield from table(
         ("measurement", "value"), [(each.title, _with_unit(each.value, each.unit)) for each in report.amounts]
     )
     yield ""
@@ -164,7 +164,8 @@ def _timing(timing: Timing) -> tuple[str, ...]:
     )
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(header)} |"
     yield f"|{' --- |' * len(header)}"
     yield from (f"| {' | '.join(row)} |" for row in rows)

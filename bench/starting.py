@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from bench.figures import Quantiles, Timing
 from bench.node import MEMORY
+from bench.targets import LOADED_GRPC
 from scrubber.adapters.children.process import wait_for_exit
 from scrubber.cli.exit_codes import ExitCode
 from scrubber.config.bundled import find_policy
@@ -26,7 +27,6 @@ from scrubber.emulator.playground import RESOURCE, Daemon, Playground
 __all__ = ["command_line", "plugin_startup", "service_startup"]
 
 _BARE_INTERPRETER = "bare interpreter"
-_GRPC = "import grpc.aio"
 _TIMEOUT = 60.0
 
 
@@ -38,6 +38,7 @@ async def service_startup(*, devices: int, starts: int) -> list[Timing]:
     measured: list[float] = []
     closed: list[float] = []
     bare: list[float] = []
+    grpc: list[float] = []
     async with Playground(devices=devices, memory=MEMORY) as stage:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
             path = stage.directory / "notify"
@@ -46,6 +47,7 @@ async def service_startup(*, devices: int, starts: int) -> list[Timing]:
             stage.service.environment = {"NOTIFY_SOCKET": str(path)}
             for _ in range(starts):
                 bare.append(await _run("-c", "pass"))
+                grpc.append(await _run("-c", LOADED_GRPC))
                 began = time.perf_counter()
                 await stage.service.start()
                 await _ready(supervisor, stage)
@@ -56,7 +58,7 @@ async def service_startup(*, devices: int, starts: int) -> list[Timing]:
                 _drain(supervisor)
     title = f"start of the service until it is ready, {devices} devices"
     return [
-        Timing("start.service", title, Quantiles.of(measured), Quantiles.of(bare), _BARE_INTERPRETER),
+        Timing("start.service", title, Quantiles.of(measured), Quantiles.of(grpc), LOADED_GRPC),
         Timing(
             "stop.driver-closed",
             f"SIGTERM → no child of the service has the driver open, {devices} devices",
@@ -99,7 +101,7 @@ async def plugin_startup(*, devices: int, starts: int) -> list[Timing]:
         for _ in range(starts):
             await stage.plugin.stop()
             await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == 0, _TIMEOUT)
-            reference.append(await _run("-c", _GRPC))
+            reference.append(await _run("-c", LOADED_GRPC))
             began = time.perf_counter()
             await stage.plugin.start()
             await stage.kubelet.wait_until(lambda kubelet: kubelet.allocatable(RESOURCE) == devices, _TIMEOUT)
@@ -114,7 +116,7 @@ async def plugin_startup(*, devices: int, starts: int) -> list[Timing]:
             gaps.append(_gap(stage.kubelet, before) or 0.0)
     title = f"start of the plugin until the kubelet has its list, {devices} devices"
     return [
-        Timing("start.plugin", title, Quantiles.of(measured), Quantiles.of(reference), _GRPC),
+        Timing("start.plugin", title, Quantiles.of(measured), Quantiles.of(reference), LOADED_GRPC),
         Timing("rolling-update", "gap of a rolling update of the plugin, by the kubelet", Quantiles.of(gaps)),
     ]
 
@@ -166,12 +168,12 @@ async def command_line(stage: Playground, *, runs: int) -> list[Timing]:
         measured: list[float] = []
         reference: list[float] = []
         for _ in range(runs):
-            reference.append(await _run("-c", _GRPC))
+            reference.append(await _run("-c", LOADED_GRPC))
             expected_status = verdict if words is doctor else ExitCode.OK
             measured.append(
                 await _run("-m", "scrubber.cli.main", *words, environment=environment, expected_status=expected_status)
             )
-        timings.append(Timing(f"command.{name}", title, Quantiles.of(measured), Quantiles.of(reference), _GRPC))
+        timings.append(Timing(f"command.{name}", title, Quantiles.of(measured), Quantiles.of(reference), LOADED_GRPC))
     return timings
 
 

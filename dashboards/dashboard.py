@@ -21,12 +21,14 @@ from dashboards.panels import DATASOURCE
 __all__ = [
     "DEVICE_LINK",
     "NODE_LINK",
+    "RECOVERY_LINK",
     "RUNBOOKS",
     "RUNBOOK_LINK",
     "DashboardName",
     "Row",
     "build_dashboard",
     "device_series_link",
+    "node_series_link",
     "to_json",
 ]
 
@@ -54,6 +56,9 @@ RUNBOOKS: Final = "docs/runbooks"
 RUNBOOK_LINK: Final = ("Show the runbook", "${runbooks}/${__data.fields.Alert}.md")
 """A link from a row of a table with a column ``Alert``."""
 
+RECOVERY_LINK: Final = ("What to do about operator or reboot", "${runbooks}/ScrubberDeviceNeedsOperator.md")
+"""A link from the recovery of a device that is out of service."""
+
 NODE_LINK: Final = (
     "Show this node",
     f"/d/{DashboardName.NODE.uid}?var-cluster=${{__data.fields.Cluster}}&var-instance=${{__data.fields.Node}}&{_KEPT_PARAMETERS}",
@@ -71,6 +76,12 @@ def device_series_link() -> tuple[str, str]:
     """Return a link from a series with the labels ``cluster``, ``instance`` and ``device``."""
     labels = "var-cluster=${__field.labels.cluster}&var-instance=${__field.labels.instance}&var-device=${__field.labels.device}"
     return "Show this device", f"/d/{DashboardName.DEVICE.uid}?{labels}&{_KEPT_PARAMETERS}"
+
+
+def node_series_link() -> tuple[str, str]:
+    """Return a link from a series with the labels ``cluster`` and ``instance``."""
+    labels = "var-cluster=${__field.labels.cluster}&var-instance=${__field.labels.instance}"
+    return "Show this node", f"/d/{DashboardName.NODE.uid}?{labels}&{_KEPT_PARAMETERS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,8 @@ def build_dashboard(
         .links([_link(other) for other in DashboardName if other is not name])
     )
     made = head.build()
+    for variable in made.templating.list_val or []:
+        variable.auto = variable.auto_min = variable.auto_count = None  # of intervals only; not in Grafana's schema
     made.annotations = model.AnnotationContainer(list_val=annotation_models())
     made.panels = _place_panels(rows)
     return made
@@ -124,8 +137,7 @@ def _variables(which: DashboardName) -> list[Any]:
             "instance", "Instance", f'label_values({{{info}, cluster=~"$cluster", job=~"$job"}}, instance)'
         ),
     ]
-    if which is not DashboardName.DEVICE:
-        variables.append(build.TextBoxVariable("runbooks").label("Runbooks").default_value(RUNBOOKS))
+    variables.append(build.TextBoxVariable("runbooks").label("Runbooks").default_value(RUNBOOKS))
     if which is DashboardName.DEVICE:
         query = 'label_values(scrubber_device_state{cluster=~"$cluster", job=~"$job", instance=~"$instance"}, device)'
         variables.append(_query("device", "Device", query))

@@ -1,4 +1,4 @@
-"""The four kinds of panels on the boards: number, graph, state timeline, table.
+"""The kinds of panels on the boards: number, graph, state timeline, heat map, table.
 
 Each takes the question that it answers, which becomes its description, and the unit of its values. Properties common to
 all panels of a kind are defined here, once.
@@ -12,10 +12,11 @@ from typing import Final
 
 from grafana_foundation_sdk.builders import common as look
 from grafana_foundation_sdk.builders import dashboard as build
-from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, statushistory, table, timeseries
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.table import Options as TableOptions
 
 from dashboards.value_mappings import COMMON_COLOURS, Colour
 
@@ -25,6 +26,7 @@ __all__ = [
     "PanelColumn",
     "Query",
     "event_count_panel",
+    "heat_map_panel",
     "stat_panel",
     "state_timeline_panel",
     "table_panel",
@@ -34,6 +36,9 @@ __all__ = [
 DATASOURCE: Final = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 _BAR_COUNT: Final = 120
+"""Over the time range."""
+
+_CELL_COUNT: Final = 60
 """Over the time range."""
 
 _MAX_GAP: Final = 600_000
@@ -200,7 +205,7 @@ def time_series_panel(
         panel = panel.max_data_points(points)
     if decimals is not None:
         panel = panel.decimals(decimals)
-    if unit == "short":  # otherwise a quiet minute would be drawn on a scale of a hundred
+    if unit in ("short", "none"):  # otherwise a quiet minute would be drawn on a scale of a hundred
         panel = panel.axis_soft_max(1)
     if unit == "percentunit" and top is None:  # otherwise zero would be drawn on a scale of ten thousand per cent
         panel = panel.axis_soft_max(0.01)
@@ -288,6 +293,53 @@ def state_timeline_panel(
     return panel.build()
 
 
+def heat_map_panel(
+    title: str,
+    question: str,
+    query: Query,
+    *,
+    unit: str,
+    steps: Sequence[tuple[float | None, str]],
+    link: tuple[str, str],
+    span: int = 12,
+    height: int = 9,
+    decimals: int | None = None,
+    nothing: str | None = None,
+) -> model.Panel:
+    """Return a row of coloured cells for each series, so that a pattern in time or across rows is visible."""
+    panel = (
+        statushistory.Panel()
+        .title(title)
+        .description(question)
+        .datasource(DATASOURCE)
+        .height(height)
+        .span(span)
+        .unit(unit)
+        .thresholds(_thresholds(steps))
+        .color_scheme(build.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
+        .show_value(common.VisibilityMode.NEVER)
+        .row_height(0.9)
+        .line_width(0)
+        .fill_opacity(80)
+        .max_data_points(_CELL_COUNT)
+        .legend(
+            look.VizLegendOptions()
+            .display_mode(common.LegendDisplayMode.LIST)
+            .placement(common.LegendPlacement.BOTTOM)
+            .show_legend(True)
+            .calcs([])
+        )
+        .tooltip(look.VizTooltipOptions().mode(common.TooltipDisplayMode.SINGLE))
+        .targets([_target(query, "A").range()])
+        .data_links([_link(*link)])
+    )
+    if decimals is not None:
+        panel = panel.decimals(decimals)
+    if nothing is not None:
+        panel = panel.no_value(nothing)
+    return panel.build()
+
+
 def table_panel(
     title: str,
     question: str,
@@ -311,6 +363,7 @@ def table_panel(
         .thresholds(_thresholds(((None, Colour.NEUTRAL),)))
         .color_scheme(build.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
         .align(common.FieldTextAlignment.LEFT)
+        .cell_options(common.TableAutoCellOptions())
         .show_header(True)
         .cell_height(common.TableCellHeight.SM)
         .targets(
@@ -340,7 +393,10 @@ def table_panel(
     for each in columns:
         if properties := _properties(each):
             panel = panel.override_by_name(each.title, properties)
-    return panel.build()
+    made = panel.build()
+    if isinstance(made.options, TableOptions):
+        made.options.footer = None  # the SDK's default; Grafana 12 has no such option
+    return made
 
 
 def _target(query: Query, ref: str) -> prometheus.Dataquery:

@@ -16,25 +16,27 @@ from typing import Final
 
 __all__ = [
     "DEVICE_MATCHER",
+    "MAX_HEAT_MAP_NODES",
     "MAX_NODES",
     "MAX_ROWS",
     "NOT_INITIALIZED_AT_ZERO",
     "OUT_OF_SERVICE_MATCHER",
     "aggregate",
-    "increase",
     "increase_by_timestamp",
     "increase_per_step",
     "occurrences",
     "or_zero",
+    "over_range",
     "per_minute",
     "quantile",
-    "quantile_of_range",
     "rate",
     "ratio",
+    "recorded_per_minute",
     "selector",
     "series_count",
     "top",
     "with_most_problems",
+    "worst_nodes",
 ]
 
 MAX_ROWS: Final = 50
@@ -42,6 +44,9 @@ MAX_ROWS: Final = 50
 
 MAX_NODES: Final = 10
 """Nodes whose devices the node board shows, if more are selected."""
+
+MAX_HEAT_MAP_NODES: Final = 20
+"""Rows of a heat map."""
 
 DEVICE_MATCHER: Final = 'device="$device"'
 """A matcher: the one device of the device board."""
@@ -136,12 +141,6 @@ def increase_by_timestamp(metric: str, last: str, *matchers: str, by: Sequence[s
     return f"sum{_grouped(by)} (({now} - {before} > 0 or {now}) and ({moved} unless {moved} <= {moved_before}))"
 
 
-def increase(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """Return the increase, within the board's time range, of a counter that exists from the start."""
-    assert _family(metric) not in NOT_INITIALIZED_AT_ZERO, metric
-    return f"sum{_grouped(by)} (increase({selector(metric, *matchers)}[$__range]))"
-
-
 def occurrences(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
     """Return how often something happened within the board's time range, including the first event of a series.
 
@@ -171,9 +170,18 @@ def quantile(share: float, histogram: str, *matchers: str, by: Sequence[str] = (
     return f"histogram_quantile({share}, {moved})"
 
 
-def quantile_of_range(share: float, histogram: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """Return a quantile over the whole time range of the board, one number or one for each value of ``by``."""
-    return f"histogram_quantile({share}, {increase(f'{histogram}_bucket', *matchers, by=(*by, 'le'))})"
+def recorded_per_minute(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
+    """Return a recorded rate per minute. With ``by``, only series that were not 0 throughout the board's time range."""
+    rates = f"60 * {aggregate('sum', metric, *matchers, by=by)}"
+    if not by:
+        return rates
+    most = f"max_over_time({selector(metric, *matchers)}[$__range] @ end())"
+    return f"{rates} and on ({', '.join(by)}) max{_grouped(by)} ({most}) > 0"
+
+
+def over_range(function: str, metric: str, *matchers: str) -> str:
+    """Return ``max_over_time`` or another function of each series, over the time range of the board."""
+    return f"{function}({selector(metric, *matchers)}[$__range])"
 
 
 def series_count(metric: str, *matchers: str, by: Sequence[str] = ()) -> str:
@@ -203,6 +211,16 @@ def with_most_problems(query: str, *, limit: int = MAX_ROWS) -> str:
     """
     score = f"last_over_time({selector('instance:scrubber_problems:score')}[$__range] @ end())"
     return f"{query} and on (cluster, instance) topk({limit}, sum by (cluster, instance) ({score}))"
+
+
+def worst_nodes(metric: str) -> str:
+    """Return a recorded metric of the :data:`MAX_HEAT_MAP_NODES` nodes with its largest values in the time range.
+
+    Nodes on which it was 0 throughout are left out.
+    """
+    node = "cluster, instance"
+    largest = f"max by ({node}) (max_over_time({selector(metric)}[$__range] @ end())) > 0"
+    return f"max by ({node}) ({selector(metric)}) and on ({node}) topk({MAX_HEAT_MAP_NODES}, {largest})"
 
 
 def _family(metric: str) -> str:

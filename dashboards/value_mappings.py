@@ -27,11 +27,14 @@ __all__ = [
     "STEP_COLOURS",
     "Colour",
     "State",
+    "below_zero_mapping",
     "binary_state_query",
     "boolean_mapping",
     "health_mapping",
     "hygiene_mapping",
     "label_text",
+    "objective_mapping",
+    "recovery_mapping",
     "severity_mapping",
     "state_mapping",
     "state_number_query",
@@ -218,6 +221,26 @@ def severity_mapping() -> model.ValueMapping:
 def verdict_mapping() -> model.ValueMapping:
     """Return the colours of the label ``verdict`` of a step."""
     return text_mapping({"passed": Colour.CLEAN, "failed": Colour.QUARANTINED, "not-covered": Colour.SCRUBBING})
+
+
+def objective_mapping() -> model.ValueMapping:
+    """Return the texts of the label ``slo``."""
+    texts = {"handover": "hand-over within 10 s", "scrub": "scrub without a failure"}
+    return model.ValueMap(options={slo: model.ValueMappingResult(text=text) for slo, text in texts.items()})
+
+
+def below_zero_mapping(text: str) -> model.ValueMapping:
+    """Return the mapping of all negative numbers to a text, for shares of which the size does not matter then."""
+    return model.RangeMap(
+        options=model.DashboardRangeMapOptions(
+            from_val=None, to=-1e-16, result=model.ValueMappingResult(text=text, color=Colour.QUARANTINED)
+        )
+    )
+
+
+def recovery_mapping() -> model.ValueMapping:
+    """Return the colours of the label ``recovery_method``: of those that need an operator."""
+    return text_mapping({"operator": Colour.DIRTY, "reboot": Colour.DIRTY})
 
 
 def label_text(value: str) -> str:

@@ -13,8 +13,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-KIND = b"application/vnd.scrubber.certificate+json"
-LONGEST = 1024 * 1024
+KIND = b"application/vnd.in-toto+json"
+TYPES = ("https://in-toto.io/Statement/v1", "https://scrubber.dev/certificate/v1")
 
 
 def once(pairs):
@@ -25,7 +25,7 @@ def once(pairs):
 
 def read(name):
     with open(name, "rb") as file:
-        return file.read(LONGEST)  # of a longer file this is a part, which is no envelope and no key
+        return file.read(1024 * 1024)  # of a longer file this is a part, which is no envelope and no key
 
 
 def decoded(text):
@@ -45,8 +45,10 @@ def main(envelope_file, key_file):
     for signature in signatures if kind == KIND else ():
         try:
             key.verify(signature, b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload))
-            return json.dumps(json.loads(payload), indent=2), 0
-        except (InvalidSignature, ValueError, RecursionError):
+            statement = json.loads(payload, object_pairs_hook=once)
+            if (statement["_type"], statement["predicateType"]) == TYPES:
+                return json.dumps(statement, indent=2), 0
+        except (InvalidSignature, ValueError, KeyError, TypeError, RecursionError):
             continue
     return "NOT VALID: the owner of this key did not sign this as a certificate.", 1
 

@@ -1,5 +1,7 @@
 """Builds the Debian package: both programs as systemd units, with the Python packages of the lock file.
 
+Beside it: the list of its contents (CycloneDX), ``NAME.deb.cdx.json``.
+
     python scripts/build_deb.py [--cuda 12|13|none] [--out dist]
 
 The package contains a virtual environment in /opt/scrubber for the distribution's own Python, so it is for the release of
@@ -24,6 +26,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import scrubber
+from scripts.bill_of_materials import installed_packages, write_bill_of_materials
 
 _ROOT = Path(__file__).resolve().parent.parent
 DEBIAN = _ROOT / "deploy" / "debian"
@@ -161,7 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tree = Path(directory, "tree")
         tree.mkdir(mode=0o755)
         create_environment(tree, options.python.resolve(), LOCKS[options.cuda])
-        print(assemble(tree, options.out, scrubber.__version__, f"python{minor}, libc6", options.maintainer))
+        package = assemble(tree, options.out, scrubber.__version__, f"python{minor}, libc6", options.maintainer)
+        (site,) = (tree / PREFIX / "lib").glob("python3*/site-packages")
+        write_bill_of_materials(package, installed_packages(site))
+        print(package)
     return 0
 
 

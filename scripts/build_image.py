@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
@@ -26,17 +25,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.parser import HeaderParser
 from pathlib import Path
-from uuid import NAMESPACE_URL, uuid5
 
 from cyclonedx.model import HashAlgorithm, HashType
-from cyclonedx.model.bom import Bom
-from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.model.license import LicenseExpression
-from cyclonedx.output import make_outputter
-from cyclonedx.schema import OutputFormat, SchemaVersion
+from cyclonedx.model.component import ComponentType
 from packageurl import PackageURL
 
 import scrubber
+from scripts.bill_of_materials import bill_of_materials, component, installed_packages
 from scripts.build_deb import LOCKS, PREFIX, create_environment
 from scripts.check_image import CheckError, check, digest_file
 
@@ -185,39 +180,20 @@ def _file(tree: Path, name: str) -> Path:
 # --- the list of contents ---------------------------------------------------------------------------------------------
 
 
-def bill_of_materials(tree: Path, packages: Iterable[DebianPackage], architecture: str, digest: str) -> str:
+def contents(tree: Path, packages: Iterable[DebianPackage], architecture: str, digest: str) -> str:
     """Return the contents of the image in ``tree`` as CycloneDX JSON. The same contents give the same text.
 
     Args:
         digest: the image's, ``sha256:…``.
     """
-    image = Component(
-        type=ComponentType.CONTAINER,
-        name="scrubber",
-        version=scrubber.__version__,
-        bom_ref="image",
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=digest.removeprefix("sha256:"))],
-    )
-    bom = Bom(serial_number=uuid5(NAMESPACE_URL, digest))
-    bom.metadata.timestamp = datetime.fromtimestamp(epoch(), UTC)
-    bom.metadata.component = image
+    parts = []
     for package in packages:
         qualifiers = {"arch": architecture, "distro": "debian-12"}
         file = HashType(alg=HashAlgorithm.SHA_256, content=package.sha256)
-        bom.components.add(_component(PackageURL("deb", "debian", package.name, package.version, qualifiers), file))
+        parts.append(component(PackageURL("deb", "debian", package.name, package.version, qualifiers), file))
     (site,) = (tree / PREFIX / "lib").glob("python3*/site-packages")
-    for distribution in importlib.metadata.distributions(path=[str(site)]):
-        component = _component(PackageURL("pypi", name=distribution.name, version=distribution.version))
-        for licence in distribution.metadata.get_all("License-Expression") or ():
-            component.licenses.add(LicenseExpression(licence))
-        bom.components.add(component)
-    bom.register_dependency(image, bom.components)
-    text: str = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=2)
-    return text + "\n"
-
-
-def _component(purl: PackageURL, *hashes: HashType) -> Component:
-    return Component(name=purl.name, version=purl.version, purl=purl, bom_ref=purl.to_string(), hashes=hashes)
+    parts += installed_packages(site)
+    return bill_of_materials("scrubber", ComponentType.CONTAINER, digest, parts, epoch())
 
 
 # --- the image -------------------------------------------------------------------------------------------------------
@@ -302,12 +278,12 @@ def build(cuda: str, out: Path, debs: Path, source: str | None = None) -> Path:
             _run(*commit, *plain, container, f"oci:{layout}:{scrubber.__version__}-{variant(cuda)}")
             index = json.loads((layout / "index.json").read_text(encoding="utf-8"))
             digest = index["manifests"][0]["digest"]
-            contents = bill_of_materials(tree, packages, architecture, digest)
+            listed = contents(tree, packages, architecture, digest)
         finally:
             _run(*buildah, "umount", container)
         pack(layout, archive)
     digest_file(archive).write_text(f"{digest}\n", encoding="utf-8")
-    archive.with_name(f"{_stem(archive)}.cdx.json").write_text(contents, encoding="utf-8")
+    archive.with_name(f"{_stem(archive)}.cdx.json").write_text(listed, encoding="utf-8")
     return archive
 
 

@@ -46,7 +46,7 @@ names = {file.name.split(".")[0] for file in pathlib.Path(sysconfig.get_path("st
 names |= {"cryptography.hazmat.bindings._rust", "grpc", "lightkube", "google.protobuf", "msgspec", "pydantic", "plugin", "yaml"}
 installed = {each.name for each in importlib.metadata.distributions()}
 names |= {"cupy", "pynvml"} if any(name.startswith("cupy") for name in installed) else set()
-names |= {"opentelemetry.exporter.otlp.proto.grpc.trace_exporter", "opentelemetry.sdk.trace"}
+names |= {"opentelemetry.exporter.otlp.proto.grpc.trace_exporter", "opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk.trace"}
 failed = []
 for name in sorted(names - missing):
     try:

@@ -553,6 +553,10 @@ def _value(kind: str | Sequence[str], description: str, **others: Any) -> dict[s
     return {"type": kind if isinstance(kind, str) else list(kind), "description": description, **others}
 
 
+def _share(description: str) -> dict[str, Any]:
+    return _value("number", description, exclusiveMinimum=0, exclusiveMaximum=1)
+
+
 def _switch(description: str) -> dict[str, Any]:
     return _object(enabled=_value("boolean", description))
 
@@ -694,6 +698,12 @@ def values_schema() -> dict[str, Any]:
         ),
         metrics=_object(
             enabled=_value("boolean", "Serve metrics on the pods' addresses."),
+            clusterLabel=_value(
+                "string",
+                "Label that distinguishes clusters, in rules and dashboards.",
+                pattern="^[a-zA-Z_][a-zA-Z0-9_]*$",
+                **{"not": {"enum": ["job", "instance", "device", "tenant", "le"]}},
+            ),
             networkPolicy=_object(**{"from": _OBJECTS | {"minItems": 1, "description": "Who may read metrics."}}),
             podMonitor=_object(
                 enabled=_value("boolean", "Create PodMonitors."), labels=_TEXTS | {"description": "Further labels."}
@@ -702,6 +712,10 @@ def values_schema() -> dict[str, Any]:
                 enabled=_value("boolean", "Create a PrometheusRule."),
                 labels=_TEXTS | {"description": "Further labels."},
                 runbooks=_value("string", "Address of your copy of docs/runbooks, for links in alerts."),
+                objectives=_object(
+                    handover=_share("Objective of hand-overs: the share of responses within ten seconds."),
+                    scrub=_share("Objective of scrubs: the share that passes."),
+                ),
             ),
         ),
         dashboards=_object(

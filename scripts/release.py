@@ -8,7 +8,6 @@ Nothing is uploaded. One commit gives the same files each time. See docs/releasi
 from __future__ import annotations
 
 import argparse
-import base64
 import gzip
 import hashlib
 import io
@@ -27,12 +26,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import scrubber
 from scripts import build_deb, build_image, gen_chart
+from scripts.bill_of_materials import locked_packages, write_bill_of_materials
 from scripts.check_image import CheckError
 from scrubber.adapters.signing.ed25519 import Ed25519Key, load_private_key
+from scrubber.adapters.signing.envelope import write_envelope
+from scrubber.domain.statement import STATEMENT_TYPE
 
 _ROOT = Path(__file__).resolve().parent.parent
 SUMS = "SHA256SUMS"
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _BUILDER = "https://scrubber.dev/make-release"
 _BUILD_TYPE = "https://scrubber.dev/make-release/v1"
 _INPUTS = ("deploy/container/*.txt", "requirements/*.txt")
@@ -111,6 +112,8 @@ def build(directory: Path, source: str | None) -> None:
     subprocess.run(
         [*pip, "--no-deps", "--no-build-isolation", "--wheel-dir", directory, _ROOT], check=True, stdout=sys.stderr
     )
+    for wheel in directory.glob("*.whl"):
+        write_bill_of_materials(wheel, locked_packages(_ROOT / "requirements" / "base.txt"))
     if gen_chart.main(["--package", str(directory)]) != 0:
         raise ReleaseError("The chart has errors; see above.")
     for chart in directory.glob("*.tgz"):
@@ -163,7 +166,7 @@ def statement(version: str, commit: str, source: str | None, artefacts: Mapping[
         for name, path in sorted(inputs.items())
     ]
     return {
-        "_type": "https://in-toto.io/Statement/v1",
+        "_type": STATEMENT_TYPE,
         "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(artefacts.items())],
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
@@ -181,14 +184,8 @@ def statement(version: str, commit: str, source: str | None, artefacts: Mapping[
 def sign(document: Mapping[str, Any], key: Ed25519PrivateKey) -> str:
     """Return ``document`` in a DSSE envelope signed with ``key``, as one line of JSON."""
     payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-    kind = PAYLOAD_TYPE.encode()
-    signature = key.sign(b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload))
-    envelope = {
-        "payloadType": PAYLOAD_TYPE,
-        "payload": base64.b64encode(payload).decode(),
-        "signatures": [{"keyid": Ed25519Key(key).key_id, "sig": base64.b64encode(signature).decode()}],
-    }
-    return json.dumps(envelope) + "\n"
+    signer = Ed25519Key(key)
+    return json.dumps(json.loads(write_envelope(payload, signer.key_id, signer.sign(payload)))) + "\n"
 
 
 def _git(tree: Path, *words: str) -> str:

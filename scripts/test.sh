@@ -17,7 +17,8 @@ elif [[ ${2:-all} == fast ]]; then
   parts=(
     'tests/engine tests/domain tests/config tests/doctor'
     'tests/plugin tests/cluster tests/daemon'
-    'tests/api tests/emulator tests/observability tests/project tests/simulation'
+    'tests/api tests/emulator tests/observability tests/simulation'
+    'tests/project --ignore=tests/project/test_recipes.py'  # which starts other test runs, linters and services
   )
 else
   parts=(
@@ -26,6 +27,7 @@ else
     'tests/integration/test_[n-r]*.py'
     'tests/integration/test_[!a-gn-r]*.py'
     'tests/integration/test_gpu_r*.py'
+    'tests/attacks'
     'tests/adapters/test_[a-n]*.py'
     'tests/integration/test_a*.py'
     'tests/cli'

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from scrubber.emulator.cluster import Account, ApiServer
+from tests import forkserver
 
 PAGE = Path(__file__).parents[1] / "docs" / "cluster-check.md"
 ROLE = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)[-1])
@@ -49,8 +49,8 @@ class Checker:
         self._report = directory / "cluster-check.json"
 
     async def start(self, *flags: str) -> Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.clustercheck", "--kubeconfig", str(self.kubeconfig)),
+        return await forkserver.start(
+            *("tests.clustercheck", "--kubeconfig", str(self.kubeconfig)),
             *("--report", str(self._report), "--poll", "0.3", *flags),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=PIPE,

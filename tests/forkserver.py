@@ -33,14 +33,19 @@ import traceback
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from functools import cache, partial
+from types import ModuleType
 from typing import IO, Any, Final, NoReturn
+
+from tests.forked_children import leave_forking_process
 
 __all__ = ["start", "start_child"]
 
 _LARGEST: Final = 1 << 20
 """Maximum bytes of one request: argument vector and environment."""
-_FORKED: Final = ("scrubber.cli.main", "tests.dashboards.service", "tests.nvidia.service")
+_FORKED: Final = ("scrubber.cli.main", "tests.clustercheck", "tests.dashboards.service", "tests.nvidia.service")
 """Programs that do not change any module imported before them."""
+_CODE: Final = "-c"
+"""In place of a module: the first argument is the program itself."""
 _CHILDREN: Final = (
     *(f"scrubber.adapters.nvidia.{name}" for name in ("driver", "zygote")),
     *(f"scrubber.adapters.sim.{name}" for name in ("diagnosis", "driver", "zygote")),
@@ -49,6 +54,7 @@ _CHILDREN: Final = (
 """Children of adapters."""
 _PRELOADED: Final[Mapping[str, Collection[str]]] = {
     "daemons": ("scrubber.cli", "scrubber.daemon", "plugin.main"),
+    "cluster check": ("tests.clustercheck.check", "tests.clustercheck.report", "tests.clustercheck.scenarios"),
     "children": (*_CHILDREN, "scrubber.adapters.nvidia.events", "scrubber.adapters.sim.eraser", "numpy", "pynvml"),
 }
 """What each kind of server imports. Not CuPy, nor what imports it: for most children another package is CuPy."""
@@ -65,20 +71,25 @@ async def start(
     env: Mapping[str, str] | None = None,
     terminal: str | None = None,
     on_terminal: Collection[int] = (),
+    forks_children: bool = False,
 ) -> asyncio.subprocess.Process:
     """Start ``python -m MODULE ARGUMENTS``; parameters as those of :func:`asyncio.create_subprocess_exec`.
 
-    A program that changes what it imports, or that needs its own interpreter variables (``PYTHONPATH``), is still
+    ``module`` may be ``-c``, and the first of ``arguments`` code. A program that changes what it imports, or that needs its own interpreter variables (``PYTHONPATH``), is still
     exec'ed.
 
     Args:
         terminal: path of the controlling terminal of the program's new session; None: it stays in the session of this
             process.
         on_terminal: which of the descriptors 0, 1 and 2 are that terminal.
+        forks_children: whether a service forks children of adapters (:mod:`tests.forked_children`). It then has one more
+            child process.
     """
     env = os.environ if env is None else env
-    if module not in _FORKED or any(env.get(name) != os.environ.get(name) for name in env if name.startswith("PYTHON")):
-        command = (sys.executable, "-m", module, *arguments)
+    if module not in (*_FORKED, _CODE) or any(
+        env.get(name) != os.environ.get(name) for name in env if name.startswith("PYTHON")
+    ):
+        command = (sys.executable, *(() if module == _CODE else ("-m",)), module, *arguments)
         return await asyncio.create_subprocess_exec(*command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
     request = {
         "module": module,
@@ -87,6 +98,7 @@ async def start(
         "directory": os.getcwd(),
         "terminal": terminal,
         "on_terminal": [*on_terminal],
+        "forks_children": forks_children and "serve" in arguments,
     }
     return await _fork("daemons", request, stdin, stdout, stderr)
 
@@ -233,13 +245,17 @@ class _Server:
     def _fork(self) -> dict[str, Any] | None:
         connection, _ = self._listening.accept()
         words, streams, _, _ = socket.recv_fds(connection, _LARGEST, 4)
+        request: dict[str, Any] = json.loads(words)
+        if request.get("forks_children"):
+            _preload("children")  # in this process, once
+        if request["module"] == "tests.clustercheck":
+            _preload("cluster check")
         if (pid := os.fork()) == 0:  # noqa: TID251 - this process has one thread, see _preload
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             for inherited in (connection, self._listening, *self._forked.values()):
                 inherited.close()
-            request: dict[str, Any] = json.loads(words)
             _become(request, streams[:3])
             if streams[3:]:
                 _become_child(request, streams[3])
@@ -285,6 +301,8 @@ def _become(request: Mapping[str, Any], streams: list[int]) -> None:
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
     sys.argv = [request["module"], *request["arguments"]]
+    if request["module"] == _CODE:
+        del sys.argv[1]
     sys.path[0] = request["directory"]
 
 
@@ -303,12 +321,15 @@ def _load_library(directories: Collection[str], name: str) -> ctypes.CDLL:
     return ctypes.CDLL(next(filter(os.path.exists, (f"{each}/{name}" for each in directories)), name))
 
 
-def _run(module: str) -> NoReturn:
-    """Run a program to its end without freeing memory at exit: freeing would copy each shared page."""
+def _run(module: str, code: str = "") -> NoReturn:
+    """Run a program, or ``code``, to its end without freeing memory at exit: freeing would copy each shared page."""
     status: object = 0
     try:
         if module in _CHILDREN:
             importlib.import_module(module).main()
+        elif module == _CODE:
+            sys.modules["__main__"] = program = ModuleType("__main__")
+            exec(compile(code, "<string>", "exec"), vars(program))  # noqa: S102 - a test's own program
         else:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ending:
@@ -329,6 +350,7 @@ def _run(module: str) -> NoReturn:
     os._exit(status or 0)
 
 
+@cache
 def _preload(kind: str) -> None:
     """Import what the programs import, except the module that a daemon starts with."""
     os.environ["GRPC_VERBOSITY"] = "NONE"  # as the programs do; gRPC reads it when it is imported
@@ -348,4 +370,5 @@ if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as at:
         begun = _Server(at).run()
     if begun is not None:
-        _run(begun["module"])
+        child = leave_forking_process(_CHILDREN, _become_child) if begun.get("forks_children") else None
+        _run(begun["module"] if child is None else child, *begun["arguments"][:1])

@@ -6,20 +6,11 @@ of the texts in which such names appear.
 
 from __future__ import annotations
 
-import sys
-
 from hypothesis import strategies as st
 
-__all__ = ["FORM_FEED_AND_OTHERS", "path_of_components"]
+from tests.attacks.tools import MISLEADING_SPACES
 
-FORM_FEED_AND_OTHERS: tuple[bytes, ...] = tuple(
-    character.encode()
-    for character in map(chr, range(sys.maxunicode + 1))
-    if not 0xD800 <= ord(character) < 0xE000
-    and character not in " \t\n"
-    and (character.isspace() or len(f"a{character}b".splitlines()) > 1)
-)
-"""Every character that Python treats as a line end or as whitespace and the kernel does not, in UTF-8."""
+__all__ = ["MISLEADING_SPACES", "path_of_components"]
 
 
 def _component(*pieces: bytes, line_breaks: bool = False) -> st.SearchStrategy[bytes]:
@@ -30,7 +21,7 @@ def _component(*pieces: bytes, line_breaks: bool = False) -> st.SearchStrategy[b
         line_breaks: whether it may contain ``\n``, which the kernel refuses in the names of cgroups since Linux 5.13.
     """
     part = st.one_of(
-        st.sampled_from(FORM_FEED_AND_OTHERS),
+        st.sampled_from(MISLEADING_SPACES),
         st.sampled_from([b" ", b"\t", b"\x85", b"\xa0", b"\xff", b"\\012", b" (deleted)", b" - cgroup2 cgroup2 rw"]),
         st.sampled_from([b"a", b"x", *pieces]),
         st.binary(max_size=4),

@@ -7,7 +7,7 @@ from typing import Final
 from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.boards.summary import UNVERIFIED_THRESHOLDS, unverified_share_query
-from dashboards.dashboard import DashboardName, Row, build_dashboard
+from dashboards.dashboard import RECOVERY_LINK, DashboardName, Row, build_dashboard
 from dashboards.panels import (
     CLUSTER_COLUMN,
     PanelColumn,
@@ -29,6 +29,7 @@ from dashboards.value_mappings import (
     binary_state_query,
     health_mapping,
     hygiene_mapping,
+    recovery_mapping,
     state_mapping,
     state_number_query,
     verdict_mapping,
@@ -82,8 +83,8 @@ def _summary() -> list[model.Panel]:
             mappings=[state_mapping(ADVERTISEMENT)],
         ),
         stat_panel(
-            "Unused certificate age",
-            "How long ago was it proved clean for its next hand-over?",
+            "Proved clean, ago",
+            "How long ago was it proved clean for its next hand-over? (None: it is in use, or not clean.)",
             f"time() - max ({selector('scrubber_certificate_issued_timestamp_seconds', DEVICE_MATCHER)})",
             unit="s",
             span=4,
@@ -135,7 +136,7 @@ def _states() -> list[model.Panel]:
         ),
         table_panel(
             "Why it is out of service",
-            "Why did it go out of service, and how does it recover? (Its XID is below, under XIDs.)",
+            "Why did it go out of service, and how does it recover? (Its XID is below, under XIDs. Orange: an operator has to act; a click opens the runbook for that.)",
             f"time() - max by (cluster, instance, cause_class, recovery_method) "
             f"({selector('scrubber_quarantine_start_timestamp_seconds', DEVICE_MATCHER)})",
             columns=[
@@ -143,7 +144,7 @@ def _states() -> list[model.Panel]:
                 PanelColumn("instance", "Node"),
                 PanelColumn("cause_class", "Cause"),
                 PanelColumn("Value", "For", unit="s"),
-                PanelColumn("recovery_method", "Recovery"),
+                PanelColumn("recovery_method", "Recovery", mappings=[recovery_mapping()], link=RECOVERY_LINK),
             ],
             span=12,
             height=5,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from grafana_foundation_sdk.models import dashboard as model
@@ -10,37 +9,53 @@ from grafana_foundation_sdk.models import dashboard as model
 from dashboards.boards.summary import (
     ANSWER_P99_METRIC,
     DEVICE_STATE_METRIC,
+    FAST_MATCHER,
+    GRANT_P99_METRIC,
     GRANTED_MATCHER,
+    HANDOVER_RATE_METRIC,
     SLOW_WAIT,
     alerts_panel,
     device_count_panel,
     fast_path_share_panel,
     out_of_service_panel,
+    out_of_service_table,
     start_wait_panel,
+    waiting_pods_table,
     waiting_starts_panel,
 )
-from dashboards.dashboard import DEVICE_LINK, NODE_LINK, DashboardName, Row, build_dashboard
-from dashboards.panels import CLUSTER_COLUMN, PanelColumn, Query, stat_panel, table_panel, time_series_panel
+from dashboards.dashboard import DEVICE_LINK, NODE_LINK, DashboardName, Row, build_dashboard, node_series_link
+from dashboards.panels import (
+    CLUSTER_COLUMN,
+    PanelColumn,
+    Query,
+    heat_map_panel,
+    stat_panel,
+    table_panel,
+    time_series_panel,
+)
 from dashboards.queries import (
+    MAX_HEAT_MAP_NODES,
     MAX_ROWS,
     aggregate,
     occurrences,
     or_zero,
-    per_minute,
     rate,
     ratio,
+    recorded_per_minute,
     selector,
     series_count,
     top,
     with_most_problems,
+    worst_nodes,
 )
 from dashboards.value_mappings import (
     STATE_COLOURS,
     Colour,
     State,
+    below_zero_mapping,
     boolean_mapping,
-    health_mapping,
     label_text,
+    objective_mapping,
     severity_mapping,
     state_mapping,
 )
@@ -50,6 +65,7 @@ __all__ = ["fleet_dashboard"]
 _ZERO_IS_GOOD: Final = ((None, Colour.CLEAN), (1.0, Colour.QUARANTINED))
 _ZERO_IS_USUAL: Final = ((None, Colour.CLEAN), (1.0, Colour.SCRUBBING))
 _WAIT_THRESHOLDS: Final = ((None, Colour.CLEAN), (10.0, Colour.SCRUBBING), (SLOW_WAIT, Colour.QUARANTINED))
+_OUT_OF_SERVICE_THRESHOLDS: Final = ((None, Colour.CLEAN), (0.001, Colour.SCRUBBING), (0.25, Colour.QUARANTINED))
 _NODE: Final = PanelColumn("instance", "Node", width=150, link=NODE_LINK)
 _DEVICE: Final = PanelColumn("device", "Device", link=DEVICE_LINK)
 
@@ -63,7 +79,7 @@ def fleet_dashboard() -> model.Dashboard:
         [
             Row(None, [*_summary(), alerts_panel(24, 7)]),
             Row("Devices", _devices()),
-            Row("Hand-overs", [*_handovers(), *_from_the_cluster()]),
+            Row("Hand-overs", _handovers()),
             Row("Service levels", _service_levels()),
             Row("Findings and quarantines", _findings()),
             Row("Policy and audit", _rules()),
@@ -118,7 +134,7 @@ def _summary() -> list[model.Panel]:
         ),
         stat_panel(
             "Observe-only devices",
-            "For how many devices is no hand-over refused, because their policy only observes?",
+            "For how many devices is no hand-over refused, because their policy only observes? (One with a break-glass override is among them.)",
             aggregate("sum", "scrubber_devices", 'enforcement="observe"'),
             unit="none",
             steps=_ZERO_IS_USUAL,
@@ -134,11 +150,9 @@ def _summary() -> list[model.Panel]:
 
 
 def _devices() -> list[model.Panel]:
-    since = selector("scrubber_quarantine_start_timestamp_seconds")
-    quarantined = (
-        f"time() - ({since} * on (cluster, job, instance, device) group_left (health) {selector(DEVICE_STATE_METRIC)})"
-    )
     return [
+        out_of_service_table(16, 7),
+        waiting_pods_table(8, 7),
         time_series_panel(
             "Devices by state",
             "How many devices are in each state, and how does that change?",
@@ -147,27 +161,32 @@ def _devices() -> list[model.Panel]:
                 for state in STATE_COLOURS
             ),
             unit="none",
+            height=9,
             stacked=True,
             colours={label_text(state): colour for state, colour in STATE_COLOURS.items()},
         ),
-        table_panel(
-            "Devices out of service",
-            f"Which devices are out of service, for how long, why, and how does each of them recover? (The {MAX_ROWS} that have been "
-            "for the longest time. The XID is on the device's dashboard.)",
-            top(f"max by (cluster, instance, device, health, cause_class, recovery_method) ({quarantined})"),
-            columns=[
-                CLUSTER_COLUMN,
-                _NODE,
-                _DEVICE,
-                PanelColumn("health", "State", width=110, mappings=[health_mapping()], filled=True),
-                PanelColumn("cause_class", "Cause", width=170),
-                PanelColumn("Value", "For", unit="s", width=110),
-                PanelColumn("recovery_method", "Recovery", width=90),
-            ],
-            span=16,
-            height=7,
-            sort="For",
-            nothing="No device is out of service",
+        heat_map_panel(
+            "Nodes with devices out of service",
+            f"On which nodes was which share of the devices out of service, and did several nodes have that at the same time? (The "
+            f"{MAX_HEAT_MAP_NODES} nodes with the largest shares in the time range. Click a cell to open the node's dashboard.)",
+            Query(worst_nodes("instance:scrubber_devices_out_of_service:ratio"), "{{instance}} {{cluster}}"),
+            unit="percentunit",
+            span=8,
+            decimals=1,
+            steps=_OUT_OF_SERVICE_THRESHOLDS,
+            link=node_series_link(),
+            nothing="No device was out of service in this range",
+        ),
+        heat_map_panel(
+            "Nodes with the longest waits",
+            "On which nodes did starts wait for their device, and when? (p99 of all responses of five minutes, refusals included; the "
+            f"{MAX_HEAT_MAP_NODES} nodes with the longest waits in the time range. Click a cell to open the node's dashboard.)",
+            Query(worst_nodes(ANSWER_P99_METRIC), "{{instance}} {{cluster}}"),
+            unit="s",
+            span=8,
+            steps=_WAIT_THRESHOLDS,
+            link=node_series_link(),
+            nothing="No hand-over in this range",
         ),
         table_panel(
             "Node overview",
@@ -184,7 +203,7 @@ def _devices() -> list[model.Panel]:
                     "Out of service",
                     unit="percentunit",
                     decimals=0,
-                    steps=((None, Colour.CLEAN), (0.001, Colour.SCRUBBING), (0.25, Colour.QUARANTINED)),
+                    steps=_OUT_OF_SERVICE_THRESHOLDS,
                 ),
                 PanelColumn("Value #D", "Waiting starts", unit="none"),
                 PanelColumn(
@@ -222,21 +241,21 @@ def _node_overview() -> list[str]:
 
 
 def _handovers() -> list[model.Panel]:
-    refused = 'outcome!="granted"'
+    fast = aggregate("sum", HANDOVER_RATE_METRIC, GRANTED_MATCHER, FAST_MATCHER)
     return [
         time_series_panel(
             "Hand-overs per minute",
             "How many starts were granted their device, by path, and how many were refused?",
-            Query(per_minute("scrubber_handovers_total", GRANTED_MATCHER, by=("path",)), "{{path}} path"),
-            Query(per_minute("scrubber_handovers_total", refused), "refused"),
+            Query(recorded_per_minute(HANDOVER_RATE_METRIC, GRANTED_MATCHER, by=("path",)), "{{path}} path"),
+            Query(recorded_per_minute(HANDOVER_RATE_METRIC, 'outcome="refused"'), "refused"),
             unit="short",
             stacked=True,
         ),
         time_series_panel(
             "Fast-path share over time",
             "On what share of the grants was the device already proved clean when it was requested?",
-            Query(_fast_share(), "fleet"),
-            Query(f"min ({_fast_share(by=('cluster', 'instance'))})", "lowest node"),
+            Query(ratio(fast, aggregate("sum", HANDOVER_RATE_METRIC, GRANTED_MATCHER)), "fleet"),
+            Query(aggregate("min", "instance:scrubber_handovers:fast_ratio5m"), "lowest node"),
             rare=True,
             unit="percentunit",
             top=1,
@@ -249,7 +268,7 @@ def _handovers() -> list[model.Panel]:
             "refusals? (The alert fires when the p99 of all responses stays above 20 s; a dashed line marks that value when "
             "waits come close to it.)",
             Query(aggregate("max", ANSWER_P99_METRIC), "all responses, p99 of 5 min"),
-            Query(aggregate("max", "instance:scrubber_handover_wait:p99_5m"), "granted, p99 of 5 min"),
+            Query(aggregate("max", GRANT_P99_METRIC), "granted, p99 of 5 min"),
             Query(aggregate("max", "instance:scrubber_handover_wait:p50_5m"), "granted, median of 5 min"),
             rare=True,
             unit="s",
@@ -264,44 +283,6 @@ def _handovers() -> list[model.Panel]:
     ]
 
 
-def _from_the_cluster() -> list[model.Panel]:
-    """Return tables from kube-state-metrics and node-exporter; they are empty where those are not scraped."""
-    pods = aggregate("max", "pod:scrubber_waiting_starts:info", by=("cluster", "instance", "namespace", "pod"))
-    booted = selector("instance:scrubber_node_boot:timestamp_seconds")
-    return [
-        table_panel(
-            "Pods that wait",
-            "Which pods may be waiting for a GPU, on nodes on which a start waits? (From kube-state-metrics.)",
-            top(pods),
-            columns=[
-                CLUSTER_COLUMN,
-                _NODE,
-                PanelColumn("namespace", "Namespace", width=150),
-                PanelColumn("pod", "Pod"),
-            ],
-            span=14,
-            height=7,
-            nothing="No pod waits, or kube-state-metrics is not scraped",
-        ),
-        table_panel(
-            "Nodes booted last",
-            "Which nodes were booted last? (From node-exporter. Nothing that was proved clean outlives a boot.)",
-            f"bottomk({MAX_ROWS}, time() - max by (cluster, instance) ({booted}))",
-            columns=[CLUSTER_COLUMN, _NODE, PanelColumn("Value", "Booted, ago", unit="s", width=130)],
-            span=10,
-            height=7,
-            sort="Booted, ago",
-            smallest_first=True,
-            nothing="node-exporter is not scraped",
-        ),
-    ]
-
-
-def _fast_share(*, by: Sequence[str] = ()) -> str:
-    name = "scrubber_handovers_total"
-    return ratio(rate(name, GRANTED_MATCHER, 'path="fast"', by=by), rate(name, GRANTED_MATCHER, by=by))
-
-
 def _service_levels() -> list[model.Panel]:
     def burn_rate(window: str) -> str:
         bad, allowed = (
@@ -313,16 +294,17 @@ def _service_levels() -> list[model.Panel]:
     return [
         table_panel(
             "Error budgets",
-            "How much of each error budget of the time range is left? (Below 0 %, the objective was missed.)",
+            "How much of each error budget of the time range is left? (Missed: more than all of it was used; the burn rate says how fast.)",
             f"1 - {burn_rate('$__range')}",
             columns=[
-                PanelColumn("slo", "Service level"),
+                PanelColumn("slo", "Service level", mappings=[objective_mapping()]),
                 PanelColumn(
                     "Value",
                     "Left",
                     unit="percentunit",
                     width=120,
                     decimals=0,
+                    mappings=[below_zero_mapping("missed")],
                     steps=((None, Colour.QUARANTINED), (0.0, Colour.SCRUBBING), (0.25, Colour.CLEAN)),
                 ),
             ],
@@ -332,7 +314,7 @@ def _service_levels() -> list[model.Panel]:
         ),
         time_series_panel(
             "Burn rate of the error budgets",
-            "How fast are the error budgets used up? (1: exactly as fast as the objective allows. Over one hour.)",
+            "How fast are the error budgets used up? (1, the dashed line: exactly as fast as the objective allows. Over one hour.)",
             Query(burn_rate("1h"), "{{slo}}"),
             rare=True,
             unit="none",
@@ -360,7 +342,7 @@ def _findings() -> list[model.Panel]:
         time_series_panel(
             "Scrubs per minute",
             "How many scrubs end per minute, with which outcome?",
-            Query(per_minute("scrubber_scrubs_total", by=("outcome",)), "{{outcome}}"),
+            Query(recorded_per_minute("instance:scrubber_scrubs:rate5m", by=("outcome",)), "{{outcome}}"),
             unit="short",
             stacked=True,
             nothing="No scrub in this range",
@@ -368,7 +350,7 @@ def _findings() -> list[model.Panel]:
         table_panel(
             "Why devices went out of service",
             "Why did devices go out of service within the time range, and how often? (The XID is on the device's dashboard.)",
-            f"{occurrences('scrubber_quarantines_total', by=('cause_class',))} > 0",
+            f"{occurrences('instance:scrubber_quarantines:total', by=('cause_class',))} > 0",
             columns=[
                 PanelColumn("cause_class", "Cause"),
                 PanelColumn("Value", "Times", unit="none", decimals=0, width=100),
@@ -381,7 +363,7 @@ def _findings() -> list[model.Panel]:
         table_panel(
             "Findings",
             "What did scrubs and checks find within the time range? (The device is in the log, and in its history.)",
-            f"{occurrences('scrubber_findings_total', by=('severity', 'step', 'code'))} > 0",
+            f"{occurrences('instance:scrubber_findings:total', by=('severity', 'step', 'code'))} > 0",
             columns=[
                 PanelColumn("severity", "Severity", width=110, mappings=[severity_mapping()]),
                 PanelColumn("step", "Step", width=120),
@@ -390,7 +372,8 @@ def _findings() -> list[model.Panel]:
             ],
             span=12,
             height=8,
-            sort="Times",
+            sort="Severity",
+            smallest_first=True,  # blocking, fault, note, warning
             nothing="Nothing was found in this range",
         ),
         table_panel(
@@ -466,12 +449,13 @@ def _rules() -> list[model.Panel]:
                 _DEVICE,
                 PanelColumn("holder", "Pod or unit"),
                 PanelColumn("code", "Finding", width=160),
-                PanelColumn("Value", "For", unit="s", width=130),
+                PanelColumn("Value", "For", unit="s", width=110),
             ],
-            span=24,
+            span=16,
             height=6,
             nothing="No device is held by a process without a grant",
         ),
+        _booted(),
         table_panel(
             "Circuit breakers",
             "Which nodes have stopped recovering devices automatically, because too many went out of service at once?",
@@ -547,7 +531,7 @@ def _rules() -> list[model.Panel]:
         table_panel(
             "Audit log",
             f"Is each audit log intact, when was it last verified, and how many rows does it have? (The {MAX_ROWS} nodes whose audit log "
-            "is broken, or has not been verified for the longest time.)",
+            "is broken, or has not been verified for the longest time. A hash is shown without leading zeros.)",
             *_audit_logs(),
             columns=[
                 CLUSTER_COLUMN,
@@ -564,6 +548,22 @@ def _rules() -> list[model.Panel]:
             sort="Last verified, ago",
         ),
     ]
+
+
+def _booted() -> model.Panel:
+    """Return a table from node-exporter; it is empty where that is not scraped."""
+    booted = selector("instance:scrubber_node_boot:timestamp_seconds")
+    return table_panel(
+        "Nodes booted last",
+        "Which nodes were booted last? (From node-exporter. Nothing that was proved clean outlives a boot.)",
+        f"bottomk({MAX_ROWS}, time() - max by (cluster, instance) ({booted}))",
+        columns=[CLUSTER_COLUMN, _NODE, PanelColumn("Value", "Booted, ago", unit="s", width=130)],
+        span=8,
+        height=6,
+        sort="Booted, ago",
+        smallest_first=True,
+        nothing="node-exporter is not scraped",
+    )
 
 
 def _audit_logs() -> list[str]:

@@ -17,8 +17,10 @@ from dashboards.boards.summary import (
     device_count_panel,
     fast_path_share_panel,
     out_of_service_panel,
+    out_of_service_table,
     start_wait_panel,
     unverified_share_query,
+    waiting_pods_table,
     waiting_starts_panel,
 )
 from dashboards.dashboard import DEVICE_LINK, DashboardName, Row, build_dashboard, device_series_link
@@ -97,7 +99,11 @@ def _summary() -> list[model.Panel]:
             "Ledger", "Does the ledger store decisions? While it does not, no start is granted.", "ledger_ok"
         ),
         _boolean_panel(
-            "Kubelet's lists", "Are the kubelet's lists trusted?", "kubelet_trusted", "trusted", "untrusted"
+            "Kubelet's lists",
+            "Are the kubelet's lists, of which pod has which device, trusted? While they are not, no device is taken as released.",
+            "kubelet_trusted",
+            "trusted",
+            "untrusted",
         ),
     ]
 
@@ -126,6 +132,8 @@ def _devices() -> list[model.Panel]:
         f"({unverified_share_query(by=node)})",
     )
     return [
+        out_of_service_table(16, 6),
+        waiting_pods_table(8, 6),
         state_timeline_panel(
             "Device states over time",
             "In which state was each device, and for how long? Out of service takes precedence over everything else. "
@@ -158,7 +166,7 @@ def _devices() -> list[model.Panel]:
                     width=120,
                     mappings=[boolean_mapping("advertised", "not advertised")],
                 ),
-                PanelColumn("Value #C", "Unused certificate age", unit="s", width=180),
+                PanelColumn("Value #C", "Proved clean, ago", unit="s", width=150),
                 PanelColumn(
                     "Value #D", "Unverified memory", unit="percentunit", width=150, steps=UNVERIFIED_THRESHOLDS
                 ),
@@ -194,8 +202,8 @@ def _handovers() -> list[model.Panel]:
             "Hand-over wait",
             "How long do starts wait for their grant, by path, and how long for any response, including refusals? (The alert "
             "fires when the p99 of all responses in 5 minutes stays above 20 s; a dashed line marks that value when waits "
-            "come close to it.)",
-            Query(quantile(0.99, HANDOVER_DURATION_METRIC, new=True), "all responses, p99"),
+            "come close to it. Points are individual hand-overs.)",
+            Query(quantile(0.99, HANDOVER_DURATION_METRIC, new=True), "all responses, p99", exemplars=True),
             Query(quantile(0.5, HANDOVER_DURATION_METRIC, GRANTED_MATCHER, by=("path",)), "{{path}} path, median"),
             Query(quantile(0.99, HANDOVER_DURATION_METRIC, GRANTED_MATCHER, by=("path",)), "{{path}} path, p99"),
             rare=True,
@@ -258,8 +266,8 @@ def _scrubs() -> list[model.Panel]:
         ),
         time_series_panel(
             "Slow-path step duration, p95",
-            "Which step of the slow path takes the most time?",
-            Query(quantile(0.95, "scrubber_step_duration_seconds", _SLOW, by=("step",)), "{{step}}"),
+            "Which step of the slow path takes the most time? Points are individual steps with the id of their scrub.",
+            Query(quantile(0.95, "scrubber_step_duration_seconds", _SLOW, by=("step",)), "{{step}}", exemplars=True),
             rare=True,
             unit="s",
             colours=STEP_COLOURS,

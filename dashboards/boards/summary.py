@@ -1,4 +1,4 @@
-"""The first panels of the fleet and node boards, with the same queries, so that their numbers can be compared."""
+"""The panels of both the fleet and the node board, with the same queries, so that their numbers can be compared."""
 
 from __future__ import annotations
 
@@ -7,38 +7,49 @@ from typing import Final
 
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.dashboard import DEVICE_LINK, NODE_LINK, RUNBOOK_LINK
+from dashboards.dashboard import DEVICE_LINK, NODE_LINK, RECOVERY_LINK, RUNBOOK_LINK
 from dashboards.panels import CLUSTER_COLUMN, PanelColumn, stat_panel, table_panel
 from dashboards.queries import (
+    MAX_ROWS,
     OUT_OF_SERVICE_MATCHER,
     aggregate,
-    increase,
     or_zero,
-    quantile_of_range,
+    over_range,
     ratio,
+    selector,
     series_count,
+    top,
 )
-from dashboards.value_mappings import Colour, text_mapping
+from dashboards.value_mappings import Colour, health_mapping, recovery_mapping, text_mapping
 
 __all__ = [
     "ANSWER_P99_METRIC",
     "DEVICE_STATE_METRIC",
+    "FAST_MATCHER",
     "GRANTED_MATCHER",
+    "GRANT_P99_METRIC",
     "HANDOVER_DURATION_METRIC",
+    "HANDOVER_RATE_METRIC",
     "SLOW_WAIT",
     "UNVERIFIED_THRESHOLDS",
     "alerts_panel",
     "device_count_panel",
     "fast_path_share_panel",
     "out_of_service_panel",
+    "out_of_service_table",
     "start_wait_panel",
     "unverified_share_query",
+    "waiting_pods_table",
     "waiting_starts_panel",
 ]
 
 DEVICE_STATE_METRIC: Final = "scrubber_device_state"
 HANDOVER_DURATION_METRIC: Final = "scrubber_handover_duration_seconds"
 GRANTED_MATCHER: Final = 'outcome="granted"'
+FAST_MATCHER: Final = 'path="fast"'
+HANDOVER_RATE_METRIC: Final = "instance:scrubber_handovers:rate5m"
+GRANT_P99_METRIC: Final = "instance:scrubber_handover_wait:p99_5m"
+"""A few series of each node instead of dozens, so that a fleet can be read over the whole time range."""
 
 ANSWER_P99_METRIC: Final = "instance:scrubber_handover_response:p99_5m"
 """Waits including refused starts, as in the alert: a start that waited and was refused is not among the granted ones."""
@@ -93,13 +104,60 @@ def waiting_starts_panel(span: int) -> model.Panel:
     )
 
 
+def out_of_service_table(span: int, height: int) -> model.Panel:
+    """Return the table of the devices that are not handed over, with the cause of each and how it recovers."""
+    since = selector("scrubber_quarantine_start_timestamp_seconds")
+    quarantined = (
+        f"time() - ({since} * on (cluster, job, instance, device) group_left (health) {selector(DEVICE_STATE_METRIC)})"
+    )
+    return table_panel(
+        "Devices out of service",
+        f"Which devices are out of service, for how long, why, and how does each of them recover? (The {MAX_ROWS} that have been "
+        "for the longest time. The XID is on the device's dashboard. Orange: it stays out until an operator acts; a click opens "
+        "the runbook for that.)",
+        top(f"max by (cluster, instance, device, health, cause_class, recovery_method) ({quarantined})"),
+        columns=[
+            CLUSTER_COLUMN,
+            PanelColumn("instance", "Node", width=150, link=NODE_LINK),
+            PanelColumn("device", "Device", link=DEVICE_LINK),
+            PanelColumn("health", "State", width=110, mappings=[health_mapping()], filled=True),
+            PanelColumn("cause_class", "Cause", width=170),
+            PanelColumn("Value", "For", unit="s", width=110),
+            PanelColumn("recovery_method", "Recovery", width=90, mappings=[recovery_mapping()], link=RECOVERY_LINK),
+        ],
+        span=span,
+        height=height,
+        sort="For",
+        nothing="No device is out of service",
+    )
+
+
+def waiting_pods_table(span: int, height: int) -> model.Panel:
+    """Return the table of waiting pods, from kube-state-metrics; it is empty where that is not scraped."""
+    pods = aggregate("max", "pod:scrubber_waiting_starts:info", by=("cluster", "instance", "namespace", "pod"))
+    return table_panel(
+        "Pods that wait",
+        "Which pods may be waiting for a GPU, on nodes on which a start waits? (From kube-state-metrics.)",
+        top(pods),
+        columns=[
+            CLUSTER_COLUMN,
+            PanelColumn("instance", "Node", width=120, link=NODE_LINK),
+            PanelColumn("namespace", "Namespace", width=130),
+            PanelColumn("pod", "Pod"),
+        ],
+        span=span,
+        height=height,
+        nothing="None while Waiting starts is 0 (needs kube-state-metrics)",
+    )
+
+
 def start_wait_panel(span: int) -> model.Panel:
     """Return the panel with the wait of starts, on the node with the longest waits."""
     return stat_panel(
         "Slowest wait, p99",
         "How long did the slowest 1 % of the granted starts wait for their device, on the node with the longest waits? "
-        "(Over the whole time range; individual minutes can be worse.)",
-        f"max ({quantile_of_range(0.99, HANDOVER_DURATION_METRIC, GRANTED_MATCHER, by=('cluster', 'instance'))})",
+        "(In the worst five minutes of the time range.)",
+        f"max ({over_range('max_over_time', GRANT_P99_METRIC)} >= 0)",
         unit="s",
         span=span,
         steps=((None, Colour.CLEAN), (10.0, Colour.SCRUBBING), (SLOW_WAIT, Colour.QUARANTINED)),
@@ -109,11 +167,12 @@ def start_wait_panel(span: int) -> model.Panel:
 
 def fast_path_share_panel(span: int) -> model.Panel:
     """Return the panel with the share of starts whose device was certified clean beforehand."""
-    fast = increase("scrubber_handovers_total", GRANTED_MATCHER, 'path="fast"')
+    granted = f"sum ({over_range('sum_over_time', HANDOVER_RATE_METRIC, GRANTED_MATCHER)})"
+    fast = f"sum ({over_range('sum_over_time', HANDOVER_RATE_METRIC, GRANTED_MATCHER, FAST_MATCHER)})"
     return stat_panel(
         "Fast-path share",
         "On what share of the grants in the time range was the device already proved clean?",
-        ratio(fast, increase("scrubber_handovers_total", GRANTED_MATCHER)),
+        ratio(fast, granted),
         unit="percentunit",
         span=span,
         steps=((None, Colour.DIRTY), (0.5, Colour.SCRUBBING), (0.8, Colour.CLEAN)),
@@ -143,7 +202,8 @@ def alerts_panel(span: int, height: int) -> model.Panel:
     about = ", ".join(f'"{label}"' for label in _SUBJECT_LABELS)
     return table_panel(
         "Alerts",
-        f"Which alerts are firing, where, and for how long? (The newest {_MAX_ALERTS}. A click on the alert opens its runbook.)",
+        f"Which alerts are firing, where, and for how long? (The newest {_MAX_ALERTS}. A click on the alert opens its runbook. "
+        "An alert about a finding has no device: Devices out of service lists it, with the same cause.)",
         f"bottomk({_MAX_ALERTS}, time() - max by (severity, alertname, cluster, instance, device, about) "
         f'(label_join({since}, "about", "", {about})))',
         columns=[

@@ -28,6 +28,7 @@ from plugin.logs import Logger
 from plugin.nvidia.cdi import CDI_VERSION, ContainerEdits, encode_spec
 from scrubber.domain.device import Access, AccessKind
 from scrubber.domain.errors import InvalidConfiguration, InvalidRequest, Unavailable
+from scrubber.durability import sync_directory, sync_path
 
 __all__ = ["ClaimCdiSpecs", "NvidiaSpecs"]
 
@@ -68,11 +69,13 @@ class _Staged:
         try:
             if self._temporary is None:
                 if _content(self._path) == self._content:
+                    # The instance that wrote it may have been killed before it did this.
+                    sync_directory(self._path.parent)
                     return False
                 self._temporary = _write_temporary(self._path, self._content)  # it was removed meanwhile
             os.rename(self._temporary, self._path)
             self._temporary = None
-            _sync_directory(self._path.parent)
+            sync_directory(self._path.parent)
         except OSError as error:
             self.discard()
             raise _not_written(self._path.parent, error) from error
@@ -126,6 +129,7 @@ class ClaimCdiSpecs:
         probe = self._directory / f".{self._driver}.probe"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
+            sync_path(self._directory)
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
             probe.unlink(missing_ok=True)
         except OSError as error:
@@ -339,14 +343,6 @@ async def _lock(handle: int, seconds: float) -> bool:
                 else:
                     return True
     return False
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _not_written(directory: Path, error: OSError) -> Unavailable:

@@ -36,6 +36,7 @@ from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices
 from plugin.kubelet.server import INTERNAL_ERROR
 from plugin.logs import Logger, WaitLogger, log_context
 from plugin.observers import GateObserver, NullObserver
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import InvalidRequest, NotReady, RetryableError, ScrubberError, Unavailable
 from scrubber.ports.runtime import NOOP_TRACER, Tracer
 
@@ -564,7 +565,11 @@ class ClaimDriver:
         extended_resources: Sequence[str],
         until: float,
     ) -> Sequence[ClaimGrant]:
-        """Have the service grant the devices; wait for a service that is away."""
+        """Have the service grant the devices; wait for a service that is away.
+
+        A claim that the kubelet has forgotten, and that the service has released for this one, loses its specification before
+        its devices are scrubbed for this one, as in every release.
+        """
         requested = [ClaimDeviceRequest(devices[each.name].id, each.admin_access) for each in claim.devices]
         while True:
             try:
@@ -580,6 +585,11 @@ class ClaimDriver:
                 if self._clock() + self._times.retry >= until:
                     raise
                 await asyncio.sleep(self._times.retry)
+            except NotReady as refusal:
+                if refusal.code != ErrorCode.CLAIM_ABANDONED or self._clock() >= until:
+                    raise
+                for uid in sorted(self._specs.claims()):
+                    await self._remove_spec(uid)
 
     # -- release
 

@@ -182,9 +182,11 @@ class DriverRegistration:
             task = asyncio.create_task(before.stop(self._times.drain), name="calls in progress")
             self._draining.add(task)
             task.add_done_callback(self._draining.discard)
-        dead = await remove_stale_sockets(
-            self._paths.sockets_of_all_instances(), older_than=self._times.stale, now=time.time()
-        )
+        try:
+            own = self._paths.sockets_of_all_instances()
+        except OSError as error:
+            raise Unavailable(f"The kubelet's directories for sockets cannot be read ({error}).") from error
+        dead = await remove_stale_sockets(own, older_than=self._times.stale, now=time.time())
         if dead:
             self._log.info("plugin.sockets-removed", paths=[str(path) for path in dead])
         return await serve()

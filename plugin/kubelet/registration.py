@@ -381,7 +381,10 @@ class Registrar:
 
     @asynccontextmanager
     async def _serving(self, path: Path, watcher: PluginInfoService | None) -> AsyncIterator[PluginServer]:
-        own = path.parent.glob(f"{self._paths.socket_prefix}-*.sock")
+        try:
+            own = list(path.parent.glob(f"{self._paths.socket_prefix}-*.sock"))
+        except OSError as error:
+            raise Unavailable(f"{path.parent} cannot be read ({error}).") from error
         dead = await remove_stale_sockets(own, older_than=1.0, now=time.time())
         if dead:
             self._log.info("plugin.sockets-removed", paths=[str(path) for path in dead])

@@ -420,14 +420,16 @@ class PluginServer:
         """End the streams and remove the socket; calls in progress continue, and the kubelet makes no new connection.
 
         The socket must be removed before another instance registers: the kubelet's plugin watcher treats a removed
-        socket as the end of the endpoint that is registered for the resource by then.
+        socket as the end of the endpoint that is registered for the resource by then. One that cannot be removed, on a
+        read-only disk, refuses connections from now on, and the next instance removes it.
         """
         await self.streams.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_GRACE):
                 await self.streams.wait_closed()
         if self.is_intact:
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.unlink(missing_ok=True)
 
     @property
     def is_intact(self) -> bool:

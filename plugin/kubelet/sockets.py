@@ -117,7 +117,8 @@ async def remove_stale_sockets(paths: Iterable[Path], *, older_than: float, now:
     """Remove those of ``paths`` that are sockets which a killed plugin left behind; return their paths.
 
     A live instance (during a rolling update) accepts connections and keeps its socket; ``older_than`` (seconds) spares
-    an instance that has bound its socket and does not listen yet. ``now`` is wall-clock time, as file times are.
+    an instance that has bound its socket and does not listen yet. ``now`` is wall-clock time, as file times are; a
+    socket of the future is an old one, after the clock was set back. What cannot be removed stays.
     """
     removed = []
     for path in sorted(paths):
@@ -127,10 +128,11 @@ async def remove_stale_sockets(paths: Iterable[Path], *, older_than: float, now:
             continue
         if (
             not stat.S_ISSOCK(found.st_mode)
-            or now - found.st_mtime < older_than
+            or 0 <= now - found.st_mtime < older_than
             or await has_listener(path, timeout=1.0)
         ):
             continue
-        path.unlink(missing_ok=True)
-        removed.append(path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed.append(path)
     return removed

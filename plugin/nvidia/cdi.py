@@ -26,6 +26,7 @@ from plugin.nvidia.injection import CDI_KIND, NvidiaInjection
 from plugin.nvidia.toolkit_spec import ToolkitSpec
 from scrubber.domain.device import AccessKind
 from scrubber.domain.errors import InvalidConfiguration
+from scrubber.durability import sync_directory, sync_path
 
 __all__ = [
     "CDI_VERSION",
@@ -198,6 +199,7 @@ class CdiPublisher:
         self._log = log
         self._files: tuple[str, DriverFiles] | None = None
         self._last_error = ""
+        self._durable = False
         self._missing_features: tuple[str, ...] = ()
 
     def check(self) -> None:
@@ -210,6 +212,7 @@ class CdiPublisher:
         probe = directory / f".{SPEC_FILE_NAME}.probe"
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            sync_path(directory)
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
             probe.unlink(missing_ok=True)  # another instance of the plugin may have removed it
         except OSError as error:
@@ -318,10 +321,15 @@ class CdiPublisher:
     def _write(self, content: bytes, devices: int, driver: str, source: str) -> None:
         try:
             if self._path.read_bytes() == content:
+                if not self._durable:  # the instance that wrote it may have been killed before it did this
+                    sync_directory(self._path.parent)
+                    self._durable = True
                 return
         except FileNotFoundError:
             pass
+        self._durable = False
         replace_file(self._path.parent, self._path.name, content)
+        self._durable = True
         self._log.info("cdi.written", path=str(self._path), devices=devices, driver=driver, source=source)
 
 

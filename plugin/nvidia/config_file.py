@@ -19,7 +19,7 @@ from typing import TypeVar
 from plugin.kubelet.registration import resource_name_error
 from plugin.kubelet.resources import NVIDIA_RESOURCE
 from plugin.kubelet.shares import MAX_SHARES, TimeSlicing
-from scrubber.config.yaml_document import Location, Value, YamlDocument
+from scrubber.config.yaml_document import Location, Value, YamlDocument, printable
 from scrubber.domain.errors import InvalidConfiguration
 
 __all__ = ["ConfigFile", "read_sharing"]
@@ -67,7 +67,7 @@ class ConfigFile:
             where = (*at, key)
             if strict:
                 raise self.configuration_error(where, f"is not a known key; known are {', '.join(sorted(known))}")
-            self.ignored.append(f"{self._document.line(where)}: {'.'.join(str(part) for part in where)}")
+            self.ignored.append(f"{self._document.line(where)}: {printable('.'.join(map(str, where)))}")
         return value
 
     def choice(self, at: Location, section: Mapping[str, Value], key: str, kind: type[_Choice]) -> _Choice | None:
@@ -105,11 +105,11 @@ class ConfigFile:
 
     def origin(self, location: Location) -> str:
         """Return ``FILE:LINE: KEY``, for the error message of another module."""
-        return f"{self._name}:{self._document.line(location)}: {'.'.join(str(part) for part in location) or 'the file'}"
+        return f"{self._name}:{self._document.line(location)}: {printable('.'.join(map(str, location))) or 'the file'}"
 
     def configuration_error(self, location: Location, what: str) -> InvalidConfiguration:
         """Return the error for the value at ``location``."""
-        return InvalidConfiguration(f"{self.origin(location)} {what}.")
+        return InvalidConfiguration(f"{self.origin(location)} {printable(what)}.")
 
 
 def read_sharing(file: ConfigFile, value: Value) -> TimeSlicing | None:

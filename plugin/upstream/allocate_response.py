@@ -44,9 +44,8 @@ def referenced_devices(answer: kubelet.ContainerAllocateResponse, device_paths: 
     """For each path and each name in ``answer``, return the devices of the service that it may mean, if any."""
     pairs = [(each.host_path, each.container_path) for each in answer.devices]
     pairs += [(each.host_path, each.container_path) for each in answer.mounts]
-    owners = [
-        frozenset(device for device, paths in device_paths.paths.items() if paths.intersection(pair)) for pair in pairs
-    ]
+    # The file on the host is what a container gets, whatever its name in the container is.
+    owners = [_owners(host, device_paths) or _owners(container, device_paths) for host, container in pairs]
     everything = frozenset(device_paths.paths)
     for name in _names(answer):
         if name == "all":
@@ -54,6 +53,11 @@ def referenced_devices(answer: kubelet.ContainerAllocateResponse, device_paths: 
         elif device := device_paths.device_ids.resolve(name).device:
             owners.append(frozenset({device}))
     return [each for each in owners if each]
+
+
+def _owners(path: str, device_paths: DevicePaths) -> frozenset[str]:
+    """Return the devices that are reached by ``path``, also below the root of a driver that runs in a container."""
+    return frozenset(device for device, known in device_paths.paths.items() if path.endswith(tuple(known)))
 
 
 def uses_envvar(answer: kubelet.ContainerAllocateResponse) -> bool:

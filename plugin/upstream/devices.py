@@ -20,6 +20,7 @@ from plugin.upstream.device_ids import DeviceIds, DeviceNames, ResolvedId, refus
 from plugin.upstream.device_list import UpstreamListEntry, build_entries
 from plugin.upstream.resource import UpstreamResource, UpstreamResourceTimes
 from plugin.upstream.vendor import MAX_DEVICES, VendorPlugin
+from scrubber.domain.device import AccessKind
 from scrubber.domain.errors import Unavailable
 
 __all__ = ["UpstreamDevices", "device_names"]
@@ -193,4 +194,6 @@ class UpstreamDevices(AdvertisedDevices):
 
 
 def _paths(offer: AdvertisedDevice) -> frozenset[str]:
-    return frozenset(path for access in offer.access for path in (access.host_path, access.container_path))
+    """Return the files by which a container reaches the device; other kinds of access name no file."""
+    files = (each for each in offer.access if each.kind in (AccessKind.MOUNT, AccessKind.DEVICE_NODE))
+    return frozenset(path for each in files for path in (each.host_path, each.container_path))

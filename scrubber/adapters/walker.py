@@ -40,6 +40,7 @@ __all__ = [
 WALKER_MODULE = "scrubber.adapters.walker"
 
 _MILLISECONDS = 1000
+_MAX_PID = 2**31 - 1
 _POD_SHARE = 0.125
 _MAX_TARGETS = 1024
 """Number of targets whose unfinished walks a child remembers: more than the devices of a node."""
@@ -156,7 +157,7 @@ def parse_walk_report(message: Message) -> WalkReport:
         holding = tuple(_found(*row) for row in rows)
         cut_short = tuple(_unfinished(*row) for row in unfinished)
         relays = tuple(_churning_group(*row) for row in relayed)
-        closed = {int(uid): int(count) for uid, count in unreadable}
+        closed = dict(_integer_pair(*row) for row in unreadable)
         unreported, more, missed, pieces = _integers(*counts)
     except (TypeError, ValueError) as error:
         raise Unavailable("The walk over /proc returned an invalid result.") from error
@@ -208,6 +209,7 @@ def _found(pid: object, started: object, command: object, hung: object, parts: I
     if not isinstance(command, str):
         raise TypeError("A holder's command must be a string.")
     pid_, started_, hung_ = _integers(pid, started, hung)
+    _require_pid(pid_)
     return ProcessMatch(pid_, started_, command, bool(hung_), _integers(*parts))
 
 
@@ -224,6 +226,7 @@ def _unfinished(
     if not isinstance(name, str) or not isinstance(why, str):
         raise TypeError("A process must have a name, and a reason why it was not fully inspected.")
     pid_, started_, uid_, confined_, walks_ = _integers(pid, started, uid, confined, walks)
+    _require_pid(pid_)
     return UnfinishedProcess(pid_, started_, name, uid_, why, _integers(*parts), bool(confined_), walks_)
 
 
@@ -233,9 +236,19 @@ def _churning_group(group: object, pod: object, confined: object) -> ChurningGro
     return ChurningGroup(group, pod, confined is True)
 
 
+def _require_pid(pid: int) -> None:
+    if not 0 < pid <= _MAX_PID:
+        raise ValueError("A PID is a positive number that the kernel can represent.")
+
+
+def _integer_pair(one: object, other: object) -> tuple[int, int]:
+    first, second = _integers(one, other)
+    return first, second
+
+
 def _integers(*numbers: object) -> tuple[int, ...]:
-    if not all(isinstance(each, int) for each in numbers):
-        raise TypeError("PIDs, start times, users and parts must be numbers.")
+    if not all(isinstance(each, int) and 0 <= each < 1 << 64 for each in numbers):
+        raise TypeError("PIDs, start times, users and parts must be numbers of 64 bits, and not negative.")
     return tuple(int(each) for each in numbers if isinstance(each, int))
 
 

@@ -11,7 +11,6 @@ import grp
 import os
 import socket
 import stat
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -122,7 +121,7 @@ class PluginClient(_Client):
     def __init__(self, sockets: Path, *, trace_metadata: Callable[[], tuple[tuple[str, str], ...]] = tuple) -> None:
         super().__init__(sockets)
         self._trace_metadata = trace_metadata
-        self._identity = uuid.uuid4().hex
+        self._identity = os.urandom(16).hex()
 
     async def snapshot(self, timeout: float) -> pb.Snapshot:
         """Return all devices as they are now; raises :class:`Unavailable` after ``timeout`` seconds."""

@@ -13,6 +13,7 @@ import grp
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from scrubber.api.sockets import Purpose, Sockets
@@ -102,13 +103,15 @@ class SocketDirectory:
         self._published[final] = _identity(os.lstat(final))
 
     def unpublish(self) -> None:
-        """Remove the published names, so that new callers fail at once; existing connections stay open."""
+        """Remove the published names, so that new callers fail at once; existing connections stay open.
+
+        A name that cannot be removed refuses connections once the service has ended, and the next one replaces it. It
+        must not hide the error for which the service ends.
+        """
         for path, identity in self._published.items():
-            try:
+            with suppress(OSError):
                 if _identity(os.lstat(path)) == identity:
                     os.unlink(path)
-            except FileNotFoundError:
-                continue
         self._published.clear()
 
     def release(self) -> None:

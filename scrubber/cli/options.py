@@ -14,6 +14,7 @@ import typer
 
 from scrubber.cli.completers import complete_device
 from scrubber.cli.render.output import OutputFormat
+from scrubber.cli.render.table import device_name
 
 __all__ = [
     "DeviceArgument",
@@ -53,11 +54,6 @@ def size(value: str | float) -> int:
     from scrubber.config.units import parse_size
 
     return _parse_quantity(parse_size, value)
-
-
-def device_name(text: str) -> str:
-    """Return a device name as copied by a user: tables truncate ids to a unique prefix and "…"."""
-    return text.strip().removesuffix("…").removesuffix("...")
 
 
 def directory(value: str | Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import scrubber
 from scrubber.domain.errors import InvalidConfiguration
 
-__all__ = ["bundled_infrastructure_table", "bundled_policies", "bundled_xid_table", "find_policy"]
+__all__ = ["bundled_infrastructure_table", "bundled_policies", "bundled_xid_table", "find_policy", "is_bundled"]
 
 _PACKAGE = Path(scrubber.__file__).parent
 _SUFFIXES = (".yaml", ".yml")
@@ -47,6 +47,11 @@ def bundled_xid_table() -> Path:
         InvalidConfiguration: the installation is incomplete.
     """
     return _directory() / _XIDS
+
+
+def is_bundled(path: Path) -> bool:
+    """Return whether ``path`` is the file of a bundled policy, as :func:`find_policy` returns it."""
+    return path.parent in (_PACKAGE / "_policies", _PACKAGE.parent / "policies")
 
 
 def _directory() -> Path:

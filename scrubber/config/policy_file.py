@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from scrubber.config.bundled import find_policy
+from scrubber.config.bundled import find_policy, is_bundled
 from scrubber.config.infrastructure_file import load_infrastructure_table, with_groups
 from scrubber.config.policy_format import read_policy
 from scrubber.config.xid_file import XidRow, load_xid_table
@@ -49,17 +49,20 @@ def load_policy(name_or_path: str | Path) -> Policy:
 @lru_cache(maxsize=8)
 def _parsed(content: bytes, name: str) -> Policy:
     """Cached, because one run of a command loads the same policy several times, and parsing takes long."""
-    return parse_policy(content, name, xids=load_xid_table())
+    return parse_policy(content, name, xids=load_xid_table(), bundled=is_bundled(Path(name)))
 
 
-def parse_policy(content: bytes, name: str, *, xids: Mapping[int, XidRow]) -> Policy:
+def parse_policy(content: bytes, name: str, *, xids: Mapping[int, XidRow], bundled: bool = False) -> Policy:
     """Parse the policy in ``content``; ``name`` is the name of the file in messages, ``xids`` the table to change.
+
+    Args:
+        bundled: as for :func:`parse_yaml`.
 
     Raises:
         InvalidConfiguration: one line for each error, in the order of the file: ``FILE:LINE: what is wrong; what
             helps``.
     """
-    document = parse_yaml(content, name)
+    document = parse_yaml(content, name, bundled=bundled)
     if not isinstance(document.value, dict):
         raise InvalidConfiguration(
             f"{name}:{document.line(())}: a policy is a mapping of keys to values; begin with a line such as name: mine."

@@ -25,7 +25,7 @@ from scrubber.config.units import (
     parse_size,
     parse_window,
 )
-from scrubber.config.yaml_document import Location, YamlDocument
+from scrubber.config.yaml_document import Location, YamlDocument, printable
 from scrubber.domain.errors import InvalidConfiguration
 
 __all__ = [
@@ -87,7 +87,7 @@ def read_document(kind: ValueFormat, document: YamlDocument, name: str) -> Any:
         return kind.read(document.value, ())
     except InvalidValue as error:
         faults = sorted({(document.line(where), text) for where, text in error.faults})
-        lines = (f"{name}:{line}: {text}{'' if text.endswith('?') else '.'}" for line, text in faults)
+        lines = (f"{name}:{line}: {printable(text)}{'' if text.endswith('?') else '.'}" for line, text in faults)
         raise InvalidConfiguration("\n".join(lines)) from None
 
 

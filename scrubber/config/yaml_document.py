@@ -30,6 +30,7 @@ __all__ = [
     "YamlDocument",
     "dump_yaml",
     "parse_yaml",
+    "printable",
     "read_configuration_file",
     "read_regular_file",
 ]
@@ -40,6 +41,8 @@ Location = tuple[str | int, ...]
 """The path from the document's root to a value: keys and list positions."""
 
 MAX_BYTES = 1024 * 1024
+_MAX_DEPTH = 64
+"""Levels of mappings and lists. PyYAML's time is quadratic in them: a megabyte of brackets would take it hours."""
 _PLAIN = (
     (re.compile(r"(?:null|Null|NULL|~|)\Z"), "null"),
     (re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), "bool"),
@@ -128,10 +131,7 @@ def parse_yaml(content: bytes, name: str, *, bundled: bool = False) -> YamlDocum
         raise InvalidConfiguration(
             f"{name}:{line}: the byte 0x{content[error.start]:02x} is not UTF-8; save the file as UTF-8."
         ) from error
-    try:
-        node = _compose(text, name, bundled)
-    except RecursionError as error:
-        raise InvalidConfiguration(f"{name}:1: the file is nested too deeply.") from error
+    node = _compose(text, name, bundled)
     if node is None:
         raise InvalidConfiguration(f"{name}:1: the file is empty.")
     reading = _NodeReader(name)
@@ -180,17 +180,22 @@ def _compose(text: str, name: str, bundled: bool) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
-        raise InvalidConfiguration(f"{name}:{line}: this is not YAML: {error.problem}{_yaml_hint(error)}.") from error
+        problem = printable(str(error.problem))
+        raise InvalidConfiguration(f"{name}:{line}: this is not YAML: {problem}{_yaml_hint(error)}.") from error
     return node
 
 
 def _events(text: str, name: str, loader: Any = yaml.SafeLoader) -> Iterator[yaml.Event]:
+    depth = 0
     for event in yaml.parse(text, Loader=loader):
         tag = getattr(event, "tag", None)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             refusal = "anchors and aliases (& and *) are not supported; write the value out"
         elif tag is not None:
-            refusal = f"the tag {tag} is not supported; remove it"
+            refusal = f"the tag {printable(tag)} is not supported; remove it"
+        elif depth > _MAX_DEPTH:
+            refusal = f"the file is nested too deeply; at most {_MAX_DEPTH} levels are read"
         else:
             yield event
             continue
@@ -256,7 +261,7 @@ class _NodeReader:
             if key in found:
                 first = self.key_lines[inner]
                 raise InvalidConfiguration(
-                    f'{self._name}:{line}: the key "{key}" is a duplicate (first on line {first}); keep one of them.'
+                    f'{self._name}:{line}: the key "{printable(key)}" is a duplicate (first on line {first}); keep one of them.'
                 )
             self.key_lines[inner] = line
             found[key] = self.value(value_node, inner)
@@ -306,6 +311,11 @@ class _Writer(yaml.SafeDumper):
 
 _Writer.add_representer(str, _Writer.represent_word)
 _Writer.add_representer(list, _Writer.represent_sequence_style)
+
+
+def printable(text: str) -> str:
+    """Return ``text``, part of a file, for a message of one line: line ends and control characters are escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:

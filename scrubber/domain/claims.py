@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
-from scrubber.domain.assignment import Claim, Pod
+from scrubber.domain.assignment import Claim, KubeletReading, Pod, Trust
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.policy import SharingMode
@@ -13,6 +15,8 @@ from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Hygiene
 
 __all__ = [
+    "ClaimPodFacts",
+    "PreparedClaimState",
     "ReleaseDecision",
     "ReleasingDevice",
     "claim_kind",
@@ -20,6 +24,8 @@ __all__ = [
     "decide_release",
     "is_prepared_for",
     "merge_pods",
+    "prepared_claim_state",
+    "replaced_claims",
     "shares_against_policy",
 ]
 
@@ -33,6 +39,25 @@ def is_prepared_for(claim: str, devices: Collection[str], records: Iterable[Devi
     if not has:
         return False
     return True if has == set(devices) else None
+
+
+def replaced_claims(records: Iterable[DeviceRecord], reading: KubeletReading) -> frozenset[str]:
+    """Return the UIDs of the prepared claims after which another claim of the same name was prepared.
+
+    The kubelet prepares a claim only once it has forgotten every other one of the same name. If several are
+    prepared, its list refers to the one that it names for a known pod. The times of the grants decide only if it names none,
+    because the clock may have been set back in the meantime.
+    """
+    by_name: defaultdict[tuple[str, str, str], list[tuple[float, Claim]]] = defaultdict(list)
+    for grant in (each for record in records for each in record.open_grants):
+        if (claim := grant.claim) is not None and claim.is_prepared:
+            by_name[claim.driver, claim.namespace, claim.name].append((grant.at, claim))
+    replaced: set[str] = set()
+    for found in by_name.values():
+        listed = {claim.uid for _, claim in found if reading.pods_of_claim(claim).intersection(claim.pods)}
+        newest = max(found, key=lambda each: each[0])[1].uid
+        replaced |= {claim.uid for _, claim in found} - (listed or {newest})
+    return frozenset(replaced)
 
 
 def claim_problem(
@@ -91,6 +116,65 @@ def shares_against_policy(record: DeviceRecord, sharing: SharingMode) -> bool:
         and record.hygiene is Hygiene.IN_USE
         and any(len(each.pods) > 1 for each in record.prepared_claims)
     )
+
+
+class PreparedClaimState(StrEnum):
+    """Whether a claim that was never unprepared may still be used."""
+
+    LISTED = "listed"
+    """The kubelet lists it for a pod, and so releases it when that pod ends."""
+    UNPROVED = "unproved"
+    """A pod of it may still use the devices, or start."""
+    ABANDONED = "abandoned"
+    """No pod of it is left or has started, and the kubelet starts none without another request to prepare it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPodFacts:
+    """What is known about a pod of a prepared claim. The defaults prove nothing, as for a pod that cannot be read.
+
+    Attributes:
+        has_processes: whether it may have a process, sandbox included.
+        is_removed: whether it is proved that the kubelet no longer lists the pod, and the pod's own cgroup is gone.
+        is_requested: whether the kubelet requests the claim for this pod right now, which it does before the sandbox.
+    """
+
+    has_processes: bool = True
+    is_removed: bool = False
+    is_requested: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return not self.has_processes and (self.is_removed or self.is_requested)
+
+
+# See docs/decisions/0044-claims.md.
+def prepared_claim_state(
+    claim: Claim,
+    pods: Mapping[Pod, ClaimPodFacts],
+    reading: KubeletReading,
+    *,
+    is_replaced: bool = False,
+    same_devices: bool = False,
+) -> PreparedClaimState:
+    """Return whether a prepared ``claim`` may still be used, although its devices are requested again.
+
+    A kubelet that lists a claim for no pod, or only for the pod for which it requests it, can start none on its devices without
+    another request. Only the end of a job releases a job.
+
+    Args:
+        pods: what is known about the pods of the claim; a pod without an entry counts as alive.
+        reading: the newest one; it must have begun after the devices were requested.
+        is_replaced: whether a claim of the same name was prepared after it: the kubelet's list means that one.
+        same_devices: whether the kubelet requests it with the devices that it is prepared with. For the requesting pod, the
+            kubelet then lists an earlier answer, which the next one repeats; with other devices it would add the two up.
+    """
+    starting = {pod for pod, facts in pods.items() if same_devices and facts.is_requested and not facts.has_processes}
+    if reading.pods_of_claim(claim) - starting and not is_replaced:
+        return PreparedClaimState.LISTED
+    provable = reading.trust is Trust.TRUSTED and claim.manager is None and bool(claim.pods)
+    over = provable and all(pods.get(pod, ClaimPodFacts()).is_over for pod in claim.pods)
+    return PreparedClaimState.ABANDONED if over else PreparedClaimState.UNPROVED
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,11 @@ class ErrorCode(StrEnum):
     )
     CLAIM_CHANGED = (
         "claim-changed",
-        "A claim that is prepared was to be prepared with other devices; delete its pods, and the claim with them.",
+        "A claim that is prepared was to be prepared with other devices; delete its pods, so that the kubelet releases it.",
+    )
+    CLAIM_ABANDONED = (
+        "claim-abandoned",
+        "The device was prepared for a claim that the kubelet has forgotten, or whose pod has not started; that claim was released, and the call is tried again.",
     )
     CLAIM_SHARED = (
         "claim-shared",

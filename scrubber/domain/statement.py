@@ -1,25 +1,29 @@
 """The signed statement of a certificate: equal certificates give equal bytes, and different ones different bytes.
 
-The bytes are canonical JSON and contain everything that was signed: a verifier needs no other record. The signature is
-made over the pre-authentication encoding of DSSE v1 (Dead Simple Signing Envelope), which includes the type of the
-payload, so no other document signed with the node's key can be passed off as a certificate.
+It is an in-toto Statement (v1) with a predicate type of its own, in canonical JSON, and contains everything that was
+signed: a verifier needs no other record. The signature is made over the pre-authentication encoding of DSSE v1 (Dead
+Simple Signing Envelope), which includes the type of the payload. The predicate type is inside the payload: a verifier
+that does not compare it may take another signed statement for a certificate.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from scrubber.domain.errors import InvalidRequest
 from scrubber.domain.evidence import Attestation, Certificate, PathKind
+from scrubber.domain.formatting import rfc3339
 
 __all__ = [
     "PAYLOAD_TYPE",
-    "STATEMENT_FORMAT",
+    "PREDICATE_TYPE",
+    "STATEMENT_TYPE",
     "UNSIGNED_FIELDS",
     "pae",
     "parse_statement",
@@ -27,8 +31,10 @@ __all__ = [
     "statement",
 ]
 
-STATEMENT_FORMAT = 1
-PAYLOAD_TYPE = "application/vnd.scrubber.certificate+json"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://scrubber.dev/certificate/v1"
+"""Any change of what :func:`statement` writes needs another one."""
 
 UNSIGNED_FIELDS = frozenset({"next_grant", "key_id", "signature"})
 """Fields of a certificate that its statement excludes: its later use, and the signature itself."""
@@ -37,31 +43,39 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 
 def statement(certificate: Certificate) -> bytes:
-    """Return the bytes to sign for ``certificate``: all fields except :data:`UNSIGNED_FIELDS`, and the format number.
+    """Return the bytes to sign for ``certificate``: all fields except :data:`UNSIGNED_FIELDS`.
 
-    Sorted keys, no whitespace, ASCII; numbers as Python's ``repr`` writes them, which reads back as the same number.
+    Sorted keys, no whitespace, ASCII; the time to the microsecond.
 
     Raises:
-        ValueError: ``issued_at`` is not finite.
+        ValueError: ``issued_at`` is not a time of the calendar.
     """
     values = {
-        "format": STATEMENT_FORMAT,
-        "id": certificate.id,
-        "nodeName": certificate.node,
-        "bootID": certificate.boot,
-        "driverVersion": certificate.driver,
-        "deviceID": certificate.device,
-        "sequence": int(certificate.sequence),
-        "previousGrant": int(certificate.previous_grant),
-        "path": certificate.path.value,
-        "scrubID": certificate.scrub,
-        "covered": list(certificate.covered),
-        "notCovered": list(certificate.not_covered),
-        "policy": certificate.policy,
-        "policyDigest": certificate.policy_digest,
-        "issuedAt": float(certificate.issued_at),
-        "baseCertificateID": certificate.rests_on,
-        "attestation": _attestation_values(certificate.attestation),
+        "_type": STATEMENT_TYPE,
+        "subject": [
+            {
+                "name": certificate.device,
+                "digest": {"sha256": hashlib.sha256(certificate.device.encode()).hexdigest()},
+            }
+        ],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "id": certificate.id,
+            "nodeName": certificate.node,
+            "bootID": certificate.boot,
+            "driverVersion": certificate.driver,
+            "sequence": int(certificate.sequence),
+            "previousGrant": int(certificate.previous_grant),
+            "path": certificate.path.value,
+            "scrubID": certificate.scrub,
+            "covered": list(certificate.covered),
+            "notCovered": list(certificate.not_covered),
+            "policy": certificate.policy,
+            "policyDigest": certificate.policy_digest,
+            "issuedAt": _timestamp(certificate.issued_at),
+            "baseCertificateID": certificate.rests_on,
+            "attestation": _attestation_values(certificate.attestation),
+        },
     }
     return _CANONICAL.encode(values).encode("ascii")
 
@@ -83,28 +97,29 @@ def parse_statement(payload: bytes) -> Certificate:
         values: Any = json.loads(payload.decode("ascii"))
         if not isinstance(values, dict):
             raise InvalidRequest("The payload is not a certificate's statement: it is not a JSON object.")
-        written = values.get("format")
-        if written != STATEMENT_FORMAT and type(written) is int:
-            raise InvalidRequest(f"The statement has format {written}; this program reads format {STATEMENT_FORMAT}.")
+        _require_type(values, "_type", STATEMENT_TYPE)
+        _require_type(values, "predicateType", PREDICATE_TYPE)
+        (subject,) = values["subject"]
+        predicate = values["predicate"]
         found = Certificate(
-            id=_text(values["id"]),
-            node=_text(values["nodeName"]),
-            boot=_text(values["bootID"]),
-            driver=_text(values["driverVersion"]),
-            device=_text(values["deviceID"]),
-            sequence=_whole(values["sequence"]),
-            previous_grant=_whole(values["previousGrant"]),
-            path=PathKind(values["path"]),
-            scrub=_text(values["scrubID"]),
-            covered=tuple(_text(each) for each in values["covered"]),
-            not_covered=tuple(_text(each) for each in values["notCovered"]),
-            policy=_text(values["policy"]),
-            policy_digest=_text(values["policyDigest"]),
-            issued_at=_seconds(values["issuedAt"]),
-            rests_on=None if values["baseCertificateID"] is None else _text(values["baseCertificateID"]),
-            attestation=_attestation(values["attestation"]),
+            id=_text(predicate["id"]),
+            node=_text(predicate["nodeName"]),
+            boot=_text(predicate["bootID"]),
+            driver=_text(predicate["driverVersion"]),
+            device=_text(subject["name"]),
+            sequence=_whole(predicate["sequence"]),
+            previous_grant=_whole(predicate["previousGrant"]),
+            path=PathKind(predicate["path"]),
+            scrub=_text(predicate["scrubID"]),
+            covered=tuple(_text(each) for each in predicate["covered"]),
+            not_covered=tuple(_text(each) for each in predicate["notCovered"]),
+            policy=_text(predicate["policy"]),
+            policy_digest=_text(predicate["policyDigest"]),
+            issued_at=_seconds(predicate["issuedAt"]),
+            rests_on=None if predicate["baseCertificateID"] is None else _text(predicate["baseCertificateID"]),
+            attestation=_attestation(predicate["attestation"]),
         )
-        # Catches everything else at once: duplicate keys, unknown keys, whitespace, another order, another format.
+        # Catches everything else at once: duplicate keys, unknown keys, whitespace, another order, another digest.
         if statement(found) != payload:
             raise InvalidRequest("The payload is not in the canonical form of a certificate's statement.")
     except KeyError as missing:
@@ -118,6 +133,11 @@ def pae(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
     """Return the pre-authentication encoding of DSSE v1: the bytes that are actually signed for ``payload``."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def _require_type(values: dict[str, Any], key: str, expected: str) -> None:
+    if (found := values[key]) != expected:
+        raise InvalidRequest(f"The statement's {key} is {found!a:.200}; that of a certificate is {expected}.")
 
 
 def _attestation_values(attestation: Attestation | None) -> dict[str, str] | None:
@@ -140,7 +160,11 @@ def _whole(value: object) -> int:
     return value
 
 
+def _timestamp(at: float) -> str:
+    text = rfc3339(at)
+    _seconds(text)  # raises ValueError for what is no time
+    return text
+
+
 def _seconds(value: object) -> float:
-    if not isinstance(value, float) or not math.isfinite(value):
-        raise TypeError
-    return value
+    return datetime.fromisoformat(_text(value)).timestamp()

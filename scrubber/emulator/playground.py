@@ -174,7 +174,7 @@ class Playground:
         directory: Path | None = None,
         keep: bool = False,
         devices: int = 4,
-        memory: str = "256MiB",
+        memory: str = "64MiB",
         policy: str = "default",
         timings: KubeletTimings | None = None,
         watch_interval: float = 0.2,

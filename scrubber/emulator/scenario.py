@@ -192,7 +192,7 @@ class DemoScenario:
         stage, cluster = self._stage, self._cluster
         emulated = "a kubelet" if cluster is None else "a kubelet, an API server and a scheduler"
         self._console.print(
-            f"A node with four simulated GPUs of 256 MiB, {emulated} (emulated, with the real protocol), and two "
+            f"A node with four simulated GPUs of 64 MiB, {emulated} (emulated, with the real protocol), and two "
             f"tenants.\n[dim]{self._playground.directory} · memory files in {self._playground.sim_dir}[/]"
         )
         if cluster is not None:

@@ -6,7 +6,7 @@ A claim is stored in the records of its devices and nowhere else. Whatever conce
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -14,15 +14,18 @@ from weakref import WeakValueDictionary
 from scrubber.completion import run_to_completion
 from scrubber.domain.assignment import Claim, KubeletReading, Pod
 from scrubber.domain.claims import (
+    PreparedClaimState,
     ReleaseDecision,
     ReleasingDevice,
     decide_release,
     is_prepared_for,
     merge_pods,
+    prepared_claim_state,
+    replaced_claims,
     shares_against_policy,
 )
 from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady
+from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady, Refused
 from scrubber.domain.evidence import PathKind
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
@@ -47,6 +50,8 @@ __all__ = ["DriverlessClaims", "NodeClaims", "prepared_claims"]
 
 _RECHECK = 1.0
 """Seconds after which a release is decided again, also if nothing was published."""
+_RECHECK_ABANDONED = 0.25
+"""Seconds after which it is decided again whether a claim is abandoned."""
 
 RecordChange = Callable[[DeviceRecord], tuple[DeviceRecord, tuple[Event, ...]]]
 """From a device's record to its next one, with the events of the change; the same record: nothing changes."""
@@ -104,14 +109,18 @@ class NodeClaims:
         wait = self._dependencies.policy().limits.hand_over if call.wait_seconds is None else call.wait_seconds
         deadline = clock.monotonic() + wait
         async with self._only_call(claim, deadline):
-            held = self._is_prepared(call)
+            held = await self._is_prepared(call, deadline)
             await self._record_admin_access(claim, admin)
             while held:
                 await self.set_pods(claim.uid, claim.pods)
-                answer = self._answer(claim, granted)
+                try:
+                    answer = self._answer(claim, granted)
+                except Refused:
+                    await self._release_unstarted(claim, deadline)
+                    raise
                 if answer is not None:
                     return answer
-                held = self._is_prepared(call)
+                held = await self._is_prepared(call, deadline)
             if not granted:
                 return ()
             ordered = sorted(granted, key=lambda each: each.id)
@@ -126,15 +135,93 @@ class NodeClaims:
                     plugin_resources=self._plugin_resources,
                     extended_resources=call.extended_resources,
                     node_resources=self._node_resources,
+                    release_abandoned=lambda other: self._release_other(other, claim, deadline),
                 )
             )
 
-    def _is_prepared(self, call: PrepareClaimCall) -> bool:
-        """Return whether the claim is prepared with the devices of ``call``; raises if it is with other devices."""
-        held = is_prepared_for(call.claim.uid, call.devices, self._devices.records())
-        if held is None:
-            raise refusals.claim_changed(call.claim, tuple(each.id for each in self._prepared(call.claim.uid)))
+    async def _is_prepared(self, call: PrepareClaimCall, deadline: float) -> bool:
+        """Return whether the claim is prepared with the devices of ``call``.
+
+        Raises:
+            InvalidRequest: it is prepared with other devices, and not abandoned until ``deadline`` (monotonic seconds).
+            NotReady: it was, and has been released.
+        """
+        claim, clock = call.claim, self._dependencies.clock
+        while (held := is_prepared_for(claim.uid, call.devices, self._devices.records())) is None:
+            await self._pods.refresh()
+            state = await self._release_abandoned(claim, deadline, requested=claim.pods)
+            if state is PreparedClaimState.ABANDONED:
+                raise refusals.claim_abandoned(claim)
+            left = deadline - clock.monotonic()
+            if state is PreparedClaimState.LISTED or claim.manager is not None or left <= 0:
+                raise refusals.claim_changed(claim, tuple(each.id for each in self._prepared(claim.uid)))
+            await clock.sleep(min(left, _RECHECK_ABANDONED))
         return held
+
+    # -- claims that the kubelet has forgotten ---------------------------------------------------------------------
+
+    async def _release_other(self, prepared: Claim, requesting: Claim, deadline: float) -> bool:
+        """Release ``prepared`` if it is abandoned, so that ``requesting`` gets its device; return whether it was.
+
+        Only claims of the driver that asks are released: it removes their CDI specifications before it asks again.
+        """
+        lock = self._locks.setdefault(prepared.uid, asyncio.Lock())
+        if prepared.driver != requesting.driver or lock.locked():
+            return False  # a call for it is in progress: waiting here for that one could wait for this one
+        async with lock:
+            if await self._state_of(prepared) is not PreparedClaimState.ABANDONED:
+                return False
+            # A call for it may have been answered since the list was read: of a pod that the list lacks.
+            await self._pods.refresh()
+            return await self._release_abandoned(prepared, deadline) is PreparedClaimState.ABANDONED
+
+    async def _release_unstarted(self, claim: Claim, deadline: float) -> None:
+        """Release a requested claim whose devices may not be used as they are, if its only pod has not started.
+
+        The kubelet calls for a claim that is prepared if it did not get or keep the answer, or refused another claim of the pod.
+        A call that names several pods does not tell which of them starts, and another one may start on an answer already.
+
+        Raises:
+            NotReady: it was released; the next call is a new hand-over.
+        """
+        if len(claim.pods) != 1:
+            return
+        await self._pods.refresh()
+        state = await self._release_abandoned(claim, deadline, requested=claim.pods, same_devices=True)
+        if state is PreparedClaimState.ABANDONED:
+            raise refusals.claim_unstarted(claim)
+
+    async def _release_abandoned(
+        self, claim: Claim, deadline: float, *, requested: Collection[Pod] = (), same_devices: bool = False
+    ) -> PreparedClaimState:
+        """Release a claim if it is abandoned by the newest reading of the kubelet; return what it was.
+
+        Args:
+            claim: no other call for it is in progress, nor was since that reading began.
+            requested: the pods for which the kubelet requests it right now.
+            same_devices: whether it requests it with the devices that the claim is prepared with.
+        """
+        async with self._no_arrivals(deadline):
+            state = await self._state_of(claim, requested, same_devices=same_devices)
+            if state is PreparedClaimState.ABANDONED:
+                await self._release(claim.uid, "service")
+        if state is PreparedClaimState.ABANDONED:
+            self._check_pods()
+        return state
+
+    async def _state_of(
+        self, claim: Claim, requested: Collection[Pod] = (), *, same_devices: bool = False
+    ) -> PreparedClaimState:
+        known = [each for record in self._devices.records() for each in record.prepared_claims if each.uid == claim.uid]
+        pods = tuple(dict.fromkeys(pod for each in known for pod in each.pods))
+        facts = {pod: await self._pods.claim_pod_facts(pod, requested) for pod in pods}
+        return prepared_claim_state(
+            replace(claim, pods=pods),
+            facts,
+            self._pods.reading,
+            is_replaced=claim.uid in replaced_claims(self._devices.records(), self._pods.reading),
+            same_devices=same_devices,
+        )
 
     def _find(self, ids: Sequence[str]) -> list[DeviceController]:
         """Return the controllers of ``ids``; raises :class:`InvalidRequest` for unknown, duplicate or no IDs."""
@@ -257,7 +344,8 @@ class NodeClaims:
     async def add_listed_pods(self, reading: KubeletReading) -> None:
         """Add the pods for which the kubelet lists a prepared claim: a pod that shares one starts without a call."""
         claims = {each.uid: each for record in self._devices.records() for each in record.prepared_claims}
-        for claim in claims.values():
+        for uid in claims.keys() - replaced_claims(self._devices.records(), reading):
+            claim = claims[uid]
             found = (
                 pod for pod in reading.pods_of_claim(claim) if pod.uid is not None and pod not in claim.listed_pods
             )

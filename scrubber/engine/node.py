@@ -11,7 +11,7 @@ from scrubber.domain.errors import ScrubberError
 from scrubber.domain.handover_kind import UNCONDITIONAL_BASES, Basis
 from scrubber.domain.pods import PodState
 from scrubber.domain.policy import EnvvarInjection
-from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.record import Grant
 from scrubber.domain.resource_mapping import MappedDevice
 from scrubber.domain.states import Hygiene
 from scrubber.engine import refusals
@@ -108,9 +108,10 @@ class Node:
         """Resources under which our plugins advertise devices; empty before the first announcement or request."""
         return self._ids.own_resources(grant for record in self.devices.records() for grant in record.open_grants)
 
-    def assigners_of(self, record: DeviceRecord) -> frozenset[str]:
-        """Names of the plugins' resources and DRA drivers that rightly assign the device of ``record``; may be empty."""
-        return self._ids.assigners_of(record, self.own_resources)
+    def assigners(self) -> dict[str, frozenset[str]]:
+        """Return, for each device, the plugins' resources and the DRA drivers that rightly assign it; may be empty."""
+        own = self.own_resources
+        return {record.device: self._ids.assigners_of(record, own) for record in self.devices.records()}
 
     def resolve_id(self, resource: str, kubelet_id: str) -> MappedDevice | None:
         """Return the managed device behind ``kubelet_id`` of ``resource``, and whether it is a share; else None."""

@@ -21,6 +21,7 @@ from scrubber.domain.assignment import (
     presumed_sandbox,
     starting_container,
 )
+from scrubber.domain.claims import ClaimPodFacts
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.handover_kind import Basis
 from scrubber.domain.pods import (
@@ -152,6 +153,22 @@ class PodTracker:
         except Unreadable:
             return False
 
+    async def claim_pod_facts(self, pod: Pod, requested: Collection[Pod]) -> ClaimPodFacts:
+        """Return what is known about a pod of a prepared claim; call :meth:`refresh` first.
+
+        Args:
+            requested: the pods for which the kubelet requests that claim right now.
+        """
+        if pod.uid is None:
+            return ClaimPodFacts()
+        try:
+            processes = await self._containers.processes(pod)
+            remaining = await self._pod_cgroups.remaining_cgroups(pod)
+        except Unreadable:
+            return ClaimPodFacts()
+        removed = self.is_absent(pod) and (remaining is None or not remaining.pod)
+        return ClaimPodFacts(bool(processes), removed, pod in requested)
+
     async def sample_processes(self, grant: Grant) -> bool:
         """Sample the processes of a grant's pod, to know later the first process of each container, and that it ran.
 
@@ -241,7 +258,11 @@ class PodTracker:
 
         If it was not, the container that started on the grant may belong to another pod: the kubelet names only
         devices, and can reassign one between its request and our reading of its list.
+
+        A run of the future was seen before the clock was set back. Later grants would seem to precede it.
         """
+        now = self._clock.wall()
+        self._last_run = {pod: at for pod, at in self._last_run.items() if at <= now}
         return grant.pod is not None and self._last_run.get(grant.pod, -math.inf) >= grant.at
 
     async def _own_liveness(self, pod: Pod, grant: Grant) -> PodLiveness:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -53,6 +53,10 @@ class RequestedDevice:
     shares: frozenset[str]
 
 
+async def _keep(claim: Claim) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedCall:
     """A hand-over call whose IDs have been resolved to devices.
@@ -69,6 +73,7 @@ class ResolvedCall:
         plugin_resources: returns the resources under which a device plugin advertises a device, given by its ID.
         extended_resources: for which the scheduler created the claim.
         node_resources: returns the resources under which a device plugin advertises any device of the node.
+        release_abandoned: releases a claim for which a device is prepared if it is abandoned; returns whether it was.
     """
 
     devices: tuple[RequestedDevice, ...]
@@ -80,6 +85,7 @@ class ResolvedCall:
     plugin_resources: Callable[[str], frozenset[str]] = lambda _: frozenset()
     extended_resources: frozenset[str] = frozenset()
     node_resources: Callable[[], frozenset[str]] = frozenset
+    release_abandoned: Callable[[Claim], Awaitable[bool]] = _keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +348,10 @@ class DevicePreparation:
                 assert start.second_owner is not None  # the code implies it
                 return refusals.assigned_by_another_plugin(device, start.second_owner, self._call.own_resources())
             case HandoverVerdict.WAIT, ErrorCode.PREPARED_FOR_CLAIM:
-                return refusals.prepared_for_claim(device, facts.record.prepared_claims[0])
+                prepared = facts.record.prepared_claims[0]
+                if await self._call.release_abandoned(prepared):
+                    raise refusals.claim_abandoned(prepared)
+                return refusals.prepared_for_claim(device, prepared)
             case HandoverVerdict.WAIT, ErrorCode.SHARING_NOT_ALLOWED:
                 await self._note_unauthorized(controller, findings)
                 return refusals.cannot_be_shared(device, decision.reason)

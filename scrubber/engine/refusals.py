@@ -23,10 +23,12 @@ __all__ = [
     "being_scrubbed",
     "cannot_be_scrubbed",
     "cannot_be_shared",
+    "claim_abandoned",
     "claim_changed",
     "claim_in_progress",
     "claim_may_not_be_shared",
     "claim_shared_message",
+    "claim_unstarted",
     "device_arriving",
     "device_changed",
     "device_held",
@@ -248,7 +250,8 @@ def prepared_for_claim(device: str, claim: Claim) -> NotReady:
     """Refuse a device that is prepared for ``claim``, whatever asks for it."""
     return NotReady(
         f"Device {device} is prepared for {claim.title} by {claim.driver}. It is free once that claim was unprepared and its "
-        "pods have ended. If a device plugin advertises the device too, exclude it from one of the two."
+        "pods have ended. If the kubelet never releases it, `scrubber scrub` of the device does once those pods are gone. If a "
+        "device plugin advertises the device too, exclude it from one of the two."
         if claim.manager is None
         else f"Device {device} is used by {claim.title} ({claim.manager}). It is free once that job has ended.",
         public_message=f"Device {device} is prepared for another user, which has not ended. The start is retried.",
@@ -286,11 +289,35 @@ def resource_of_plugin(resources: Collection[str]) -> Refused:
 
 def claim_changed(claim: Claim, devices: Collection[str]) -> InvalidRequest:
     """Refuse to prepare a claim that is prepared with other ``devices``."""
+    named = ", ".join(sorted(devices))
     return InvalidRequest(
-        f"{claim.title.capitalize()} ({claim.uid}) is prepared with {', '.join(sorted(devices))}, and was "
-        "requested with other devices. Delete its pods and then the claim.",
-        public_message="The claim is already prepared with other devices; its pods must end first.",
+        f"{claim.title.capitalize()} ({claim.uid}) is prepared with {named}, and was requested with other devices. The kubelet "
+        "still lists it, or a pod of it may still run. Delete its pods, so that the kubelet releases it; if it does not, "
+        f"`scrubber scrub DEVICE` does for each of {named} once those pods are gone.",
+        public_message="The claim is still prepared with other devices. Delete its pods, this one included, so that the kubelet "
+        "releases it.",
         code=ErrorCode.CLAIM_CHANGED,
+    )
+
+
+def claim_abandoned(claim: Claim) -> NotReady:
+    """Refuse one round of a call that found ``claim`` abandoned, and has released it."""
+    return NotReady(
+        f"{claim.title.capitalize()} ({claim.uid}) was never unprepared, although its pods are over and the kubelet lists it for "
+        "none. It has been released, and its devices are scrubbed. The call is tried again.",
+        public_message="The device was prepared for an earlier claim, which has been released now. The start is retried.",
+        code=ErrorCode.CLAIM_ABANDONED,
+    )
+
+
+def claim_unstarted(claim: Claim) -> NotReady:
+    """Refuse one round of a call for ``claim``, which was prepared, has no pod that started, and has been released."""
+    return NotReady(
+        f"{claim.title.capitalize()} ({claim.uid}) was prepared, but its pod has not started, and a device of it may not be used "
+        "any more as it is. It has been released, so that the device can be scrubbed or recover. The call is tried again.",
+        public_message="A device of the claim may not be used any more as it is; the claim has been released before the pod "
+        "started. The start is retried.",
+        code=ErrorCode.CLAIM_ABANDONED,
     )
 
 

@@ -17,7 +17,7 @@ from structlog.contextvars import bind_contextvars, get_contextvars, unbind_cont
 
 from scrubber.ports.runtime import NOOP_TRACER, AttributeValue, Span, Tracer
 
-__all__ = ["CONTEXT_KEYS", "LogContextTracer", "call_without_context"]
+__all__ = ["CONTEXT_KEYS", "LogContextTracer", "call_without_context", "current_trace_id"]
 
 CONTEXT_KEYS: Final[tuple[str, ...]] = ("device", "scrub_id", "tenant")
 
@@ -96,6 +96,12 @@ def _bind_scopes(scopes: tuple[_Values, ...]) -> None:
         bound.update(each)
     unbind_contextvars(*(name for name in CONTEXT_KEYS if bound.get(name) is None))
     bind_contextvars(**{name: value for name, value in bound.items() if value is not None})
+
+
+def current_trace_id() -> str | None:
+    """Return the trace that log lines of this task name; None without one, and for a trace that is not sampled."""
+    bound = get_contextvars().get("trace_id")
+    return bound if isinstance(bound, str) else None
 
 
 def call_without_context(names: Collection[str], callback: Callable[[], None]) -> None:

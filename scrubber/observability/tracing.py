@@ -19,7 +19,7 @@ from contextlib import suppress
 from contextvars import ContextVar, Token
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import structlog
 
@@ -258,7 +258,7 @@ def _format_traceparent(context: SpanContext) -> str:
 def open_otlp_tracer(
     service: str, version: str, node: str, log: TraceLog, environment: Mapping[str, str] = os.environ
 ) -> OpenTelemetryTracer:
-    """Return a tracer that sends spans by OTLP over gRPC to ``OTEL_EXPORTER_OTLP_ENDPOINT``, reachable or not.
+    """Return a tracer that sends spans by OTLP, over gRPC or HTTP, to ``OTEL_EXPORTER_OTLP_ENDPOINT``, reachable or not.
 
     Args:
         service: name of the daemon.
@@ -268,15 +268,16 @@ def open_otlp_tracer(
     Raises:
         InvalidConfiguration: OpenTelemetry is not installed, no address is given, or a variable is invalid.
     """
+    over_http = _is_http(environment)
     try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        make_exporter = _http_exporter() if over_http else _grpc_exporter()
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.version import __version__
     except ImportError as missing:
         raise InvalidConfiguration(_SDK_MISSING_MESSAGE.format(missing)) from missing
     except Exception as error:  # it reads some of its variables when it is loaded
         raise InvalidConfiguration(_BAD_VARIABLE_MESSAGE.format(error)) from error
-    where, encrypted = _endpoint(environment)
+    where, encrypted = _endpoint(environment, over_http=over_http)
     log_handler = OpenTelemetryLogHandler()
     log_handler.install()
     resource = {
@@ -288,7 +289,7 @@ def open_otlp_tracer(
         **({"k8s.node.name": node} if node else {}),
     }
     try:
-        exporter = ReportingSpanExporter(OTLPSpanExporter(endpoint=where, insecure=not encrypted), log, log_handler)
+        exporter = ReportingSpanExporter(make_exporter(where, encrypted), log, log_handler)
         processor = BatchSpanProcessor(cast("SpanExporter", exporter))  # duck-typed: only its methods are called
         traces = OpenTelemetryTracer(
             processor, resource, abort_export=exporter.shutdown, report_unsent=exporter.report_unsent
@@ -317,17 +318,41 @@ def _variable(environment: Mapping[str, str], name: str) -> str:
     return environment.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environment.get(f"OTEL_EXPORTER_OTLP_{name}") or ""
 
 
-def _endpoint(environment: Mapping[str, str]) -> tuple[str, bool]:
+def _grpc_exporter() -> Callable[[str, bool], SpanExporter]:
+    """Return what creates an exporter for an address, encrypted or not. Raises whatever the library does when loaded."""
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    return lambda where, encrypted: OTLPSpanExporter(endpoint=where, insecure=not encrypted)
+
+
+def _http_exporter() -> Callable[[str, bool], SpanExporter]:
+    """Return the same for OTLP over HTTP, which the address itself says to encrypt."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return lambda where, _: OTLPSpanExporter(endpoint=where)
+
+
+def _is_http(environment: Mapping[str, str]) -> bool:
+    """Return whether spans are sent over HTTP. Raises :class:`InvalidConfiguration` for an unknown protocol."""
+    protocol = _variable(environment, "PROTOCOL")
+    if protocol not in ("", "grpc", "http/protobuf"):
+        raise InvalidConfiguration(
+            f'OTEL_EXPORTER_OTLP_PROTOCOL is "{protocol}": write grpc, which collectors take on port 4317, or '
+            "http/protobuf, on port 4318."
+        )
+    return protocol == "http/protobuf"
+
+
+def _endpoint(environment: Mapping[str, str], *, over_http: bool) -> tuple[str, bool]:
     """Return the collector's address, and whether the connection is encrypted.
 
+    Args:
+        over_http: as OpenTelemetry specifies, the general address is then that of the collector, without the path for
+            traces, and the address for traces is complete.
+
     Raises:
-        InvalidConfiguration: no address, an invalid one, or a missing TLS file.
+        InvalidConfiguration: no address, an invalid one, a missing TLS file, or an impossible header.
     """
-    protocol = _variable(environment, "PROTOCOL")
-    if protocol not in ("", "grpc"):
-        raise InvalidConfiguration(
-            f'OTEL_EXPORTER_OTLP_PROTOCOL is "{protocol}"; traces are sent by grpc, which collectors take on port 4317.'
-        )
     where = _variable(environment, "ENDPOINT")
     if not where:
         raise InvalidConfiguration(
@@ -359,6 +384,15 @@ def _endpoint(environment: Mapping[str, str]) -> tuple[str, bool]:
         )
     if (timeout := _variable(environment, "TIMEOUT")) and not _is_positive_number(timeout):
         raise InvalidConfiguration(f'OTEL_EXPORTER_OTLP_TIMEOUT is "{timeout}": write seconds, more than 0.')
+    values = [unquote(each).strip() for each in _variable(environment, "HEADERS").split(",")]
+    if not all(each.isascii() and each.isprintable() for each in values):
+        # Each batch would be lost, and the library's reason quotes the value.
+        raise InvalidConfiguration(
+            "OTEL_EXPORTER_OTLP_HEADERS contains a character that no header may contain, such as a line end (%0A): write "
+            "NAME=VALUE,NAME=VALUE."
+        )
+    if over_http and not environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        where = f"{where.rstrip('/')}/v1/traces"
     return where, urlsplit(where).scheme == "https"
 
 

@@ -19,7 +19,7 @@ from tests.ledger_samples import event
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 (CHECK,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-(TURN,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+(TURN,) = re.findall(r"^```sh\n(sequence=.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 EVENTS = [
     event("service.started", at=1.5, device=None, devices=8),

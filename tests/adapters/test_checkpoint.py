@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scrubber.adapters.kubelet import pod_logs
 from scrubber.adapters.kubelet.checkpoint import (
     CHECKPOINT,
     Checkpoint,
@@ -92,6 +93,13 @@ def test_unknown_checkpoint_fields_are_ignored() -> None:
     assert parse_checkpoint(text) == known((FIRST, "main", "gpu-0"))
 
 
+def test_checkpoint_is_readable_although_another_plugin_has_a_device_with_an_empty_id() -> None:
+    other = entry(SECOND, "main", "", resource="other.dev/thing")
+    parsed = parse_checkpoint(recorded(other, entry(FIRST, "main", "gpu-0")))
+    assert parsed.error == ""
+    assert parsed.entries[1:] == known((FIRST, "main", "gpu-0")).entries
+
+
 @pytest.mark.parametrize("entries", [None, []])
 def test_checkpoint_of_a_kubelet_without_allocations_is_empty(entries: list[str] | None) -> None:
     text = json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}).encode()
@@ -112,12 +120,26 @@ def test_checkpoint_of_a_kubelet_without_allocations_is_empty(entries: list[str]
         b'{"Data": {"PodDeviceEntries": [{"PodUID": 5}]}}',
         recorded({"PodUID": FIRST, "ContainerName": "main", "ResourceName": GPU, "DeviceIDs": ["gpu-0"]}),
         recorded(entry(FIRST, "main", "gpu-0"), entry("", "main", "gpu-1")),
+        recorded(entry(FIRST, "main", "\ud800")),
+        recorded(entry(FIRST, "main", "gpu-0") | {"DeviceIDs": {"0": [7]}}),
+        recorded(entry(FIRST, "main", "gpu-0") | {"DeviceIDs": {"0": "gpu-0"}}),
+        b'{"Data": {"PodDeviceEntries": [null]}}',
+        b"[" * 100_000,
+        b'{"Data": {"PodDeviceEntries": ' + b"[" * 100_000,
+        b'{"Data": ' + b"9" * 5_000 + b"}",
+        recorded({**entry(FIRST, "main"), "DeviceIDs": {"\x1b[2J\n": "gpu-0"}}),
     ],
 )
 def test_checkpoint_of_unknown_shape_is_rejected_whole_with_a_reason(text: bytes) -> None:
     parsed = parse_checkpoint(text)
     assert parsed.entries == ()
     assert "unknown format" in parsed.error
+    assert parsed.error.isprintable()
+
+
+def test_message_about_an_unknown_checkpoint_locates_the_value() -> None:
+    parsed = parse_checkpoint(recorded(entry(FIRST, "main", "gpu-0"), entry(SECOND, "", "gpu-1")))
+    assert "(Data.PodDeviceEntries.1.ContainerName: must be a string that is not empty)" in parsed.error
 
 
 def test_missing_checkpoint_means_no_allocations(tmp_path: Path) -> None:
@@ -177,6 +199,18 @@ def test_uid_with_two_pod_names_resolves_to_no_pod(tmp_path: Path) -> None:
 
 def test_missing_log_directories_are_reported_as_an_error(tmp_path: Path) -> None:
     assert "does not exist, so pods have no UID" in read_pod_logs(tmp_path / "pods").error
+
+
+def test_too_many_log_directories_leave_pods_without_a_uid_and_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_logs, "_MAX_PODS", 2)
+    for number in range(3):
+        assert read_pod_logs(tmp_path).error == ""
+        (tmp_path / f"team-a_train-{number}_uid-{number}").mkdir()
+    found = read_pod_logs(tmp_path)
+    assert found.names == {}
+    assert "has more than 2 entries, so pods have no UID: remove" in found.error
 
 
 # --- together: the UID ---

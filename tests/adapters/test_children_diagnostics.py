@@ -61,10 +61,13 @@ def test_diagnostic_report_is_parsed_with_its_rates() -> None:
         {"done": 0},
         {"seconds": 0},
         {"seconds": float("nan")},
+        {"seconds": 10**400},
+        {"errors": 10**400},
+        {"done": 2**63 - 1, "seconds": 5e-324},
         {"unit": "furlongs"},
         {"name": "horoscope"},
     ],
-    ids=str,
+    ids=lambda broken: f"{broken!s:.40}",
 )
 def test_malformed_diagnostic_report_is_unreadable_and_never_healthy(broken: dict[str, object]) -> None:
     rows = [{**row("memory-pattern"), **broken}, *(row(name) for name in CHECK_NAMES[1:])]

@@ -55,6 +55,7 @@ def test_invalid_text_is_reported_with_what_to_write(values: dict[str, Any], mes
         ({"nodes": ["/dev/a"]}, "devices[0].nodes[0] is '/dev/a', not an object."),
         ({"peers": ["a", 1]}, "devices[0].peers[1] is 1, not a string; quote it."),
         ({"environment": {"A": 1}}, "devices[0].environment.A is 1, not a string; quote it."),
+        ({"environment": {"\x1b[2J\n": 1}}, "devices[0].environment.\\x1b[2J\\n is 1, not a string; quote it."),
     ],
 )
 def test_mistake_in_an_inventory_is_reported_with_its_place(changes: dict[str, Any], message: str) -> None:

@@ -24,7 +24,7 @@ from scrubber.domain.errors import (
 )
 from scrubber.domain.telemetry import Snapshot
 from scrubber.ports import contract
-from scrubber.ports.device import EraseReport
+from scrubber.ports.device import EraseProgress, EraseReport
 from tests.adapters.backend_contract import BackendContract, request
 from tests.adapters.command_rig import Commands, commands, hostile, write_program
 from tests.adapters.diagnostics_contract import DiagnosticsContract
@@ -224,6 +224,19 @@ async def test_absent_numbers_of_a_report_stay_absent_and_are_named(tmp_path: Pa
         report = await rig.backend.eraser.erase(device, request(), lambda _: None)
     assert (report.verified_bytes, report.residue_bytes, report.not_covered_bytes) == (None, None, 24)
     assert report.not_covered == ("memory: 24 bytes of firmware", "memory: not read back after clearing")
+
+
+@pytest.mark.parametrize("done", ["Infinity", str(2**63)])
+async def test_progress_that_no_message_can_carry_is_ignored(tmp_path: Path, done: str) -> None:
+    """A program's nonsense about its progress ends neither its run nor the process that supervises it."""
+    body = f"""os.write(3, b'{{"phase": "clear", "done": {done}, "total": {done}}}\\n{{"phase": "clear", "done": 1, "total": 1}}\\n')
+answer(totalBytes=1024, clearedBytes=1024)"""
+    progress: list[EraseProgress] = []
+    async with commands(tmp_path, hostile(tmp_path, body)) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        report = await rig.backend.eraser.erase(device, request(), progress.append)
+    assert report.cleared_bytes == 1024
+    assert progress == [EraseProgress("clear", 1, 1)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from scrubber.adapters.cgroups.tally import CgroupTally
 from scrubber.adapters.cgroups.tree import CgroupTree
 from scrubber.adapters.kernel_text import cgroup_paths, fields_in, lines_in, number_in, parse_stat
 from scrubber.domain.errors import Unreadable
-from tests.hostile_names import FORM_FEED_AND_OTHERS, path_of_components
+from tests.hostile_names import MISLEADING_SPACES, path_of_components
 
 OWN = "1f6e5f0e-8a57-4f7c-9d57-0b8c5f2f3a11"
 VICTIM = "2d0b51c5-57b5-4a0f-8f0b-7a4f6f1e9c22"
@@ -51,7 +51,7 @@ def kernels_escapes(path: bytes) -> bytes:
 # --- lines, fields, numbers ---
 
 
-@pytest.mark.parametrize("between", FORM_FEED_AND_OTHERS, ids=repr)
+@pytest.mark.parametrize("between", MISLEADING_SPACES, ids=repr)
 def test_only_a_line_feed_ends_a_line_and_only_space_or_tab_separates_fields(between: bytes) -> None:
     word = b"a" + between + b"b"
     assert lines_in(b"%b\n%b\n" % (word, word)) == [word, word]
@@ -129,7 +129,7 @@ def test_no_process_is_attributed_to_another_pod_by_its_cgroup_name(trees: list[
         assert {tree.pod_uid_in(paths) for tree in trees} == {OWN}
 
 
-@pytest.mark.parametrize("end", FORM_FEED_AND_OTHERS, ids=repr)
+@pytest.mark.parametrize("end", MISLEADING_SPACES, ids=repr)
 def test_running_pod_is_not_reported_empty_because_of_a_forged_line(tmp_path: Path, end: bytes) -> None:
     """In a pod with several v1 cgroups every process is inspected, and here no process list contains the only one."""
     main, tree = one_process_of_a_v1_pod(tmp_path, b"x" + end + b"8:pids:/elsewhere")
@@ -171,7 +171,7 @@ def test_no_local_user_is_attributed_to_a_pod_or_a_unit_by_a_cgroup_name(trees: 
         assert {tree.pod_uid_in(paths) for tree in trees} == {None}
 
 
-@pytest.mark.parametrize("end", [b"\n", *FORM_FEED_AND_OTHERS], ids=repr)
+@pytest.mark.parametrize("end", [b"\n", *MISLEADING_SPACES], ids=repr)
 def test_forged_line_of_a_local_user_does_not_determine_its_systemd_unit(end: bytes) -> None:
     forged = b"x" + end + b"0::/system.slice/" + UNIT.encode()
     assert parse_systemd_unit(b"0::" + LOCAL_USER + forged + b"\n", b"0::/init.scope\n") is None

@@ -225,11 +225,24 @@ class TestDamagedLedger:
             file.write(b"\xa5" * (size - 4096))
         assert "damaged" in await refusal(home)
 
+    async def test_damaged_schema_that_is_not_text_is_refused(self, home: Path) -> None:
+        await fill(home)
+        content = (home / "ledger.db").read_bytes()
+        for before, after in (
+            (b"tabledevicesdevices", b"table\xf7evicesdevices"),
+            (b"CREATE TABLE devices", b"CREATE TABLX devices"),
+        ):
+            assert before in content
+            content = content.replace(before, after)
+        (home / "ledger.db").write_bytes(content)
+        assert "damaged" in await refusal(home)
+
     @pytest.mark.parametrize(
         ("statement", "message"),
         [
             ("UPDATE audit SET actor = 'uid:0' WHERE sequence = 7", "row 7 was changed"),
             ("UPDATE audit SET fields = '{}' WHERE sequence = 7", "row 7 was changed"),
+            ("UPDATE audit SET at = 9e999 WHERE sequence = 7", "row 7 was changed"),
             ("DELETE FROM audit WHERE sequence = 7", "row 7 is missing"),
             ("DELETE FROM audit WHERE sequence = 1", "row 1 is missing"),
             ("DELETE FROM audit WHERE sequence > 15", "ends at row 15, but 20 rows were written"),
@@ -240,14 +253,21 @@ class TestDamagedLedger:
             ("UPDATE devices SET hygiene = 'clean'", "do not agree"),
             ("UPDATE devices SET document = replace(document, 'dirty', 'tidy')", "'tidy' is not a Hygiene"),
             ("UPDATE devices SET document = json_insert(document, '$.extra', 1)", "unknown field extra"),
+            (f"UPDATE devices SET document = '{'[' * 100_000}'", "not JSON: maximum recursion depth"),
             ("DROP TRIGGER audit_is_never_changed", "tables of the ledger"),
             ("CREATE TABLE more (id INTEGER)", "tables of the ledger"),
         ],
+        ids=lambda text: f"{text:.60}",
     )
     async def test_tampering_with_the_ledger_is_detected(self, home: Path, statement: str, message: str) -> None:
         await fill(home)
         tamper(home, statement, around_triggers="TRIGGER" not in statement)
         assert message in await refusal(home)
+
+    async def test_hash_that_is_not_ascii_breaks_the_chain(self, home: Path) -> None:
+        await fill(home)
+        tamper(home, "UPDATE audit SET prev_hash = 'é' WHERE sequence = 1", "UPDATE chain SET pruned_hash = 'é'")
+        assert "row 1 was changed" in await refusal(home)
 
     @pytest.mark.parametrize(
         "statement",

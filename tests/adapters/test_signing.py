@@ -114,7 +114,7 @@ class TestVerifySignature:
         private = Ed25519PrivateKey.generate()
         public = private.public_key().public_bytes(PEM, SPKI).decode()
         assert verify_signature(public, PAYLOAD, private.sign(pae(PAYLOAD)))
-        assert not verify_signature(public, PAYLOAD, private.sign(pae(PAYLOAD, "application/vnd.in-toto+json")))
+        assert not verify_signature(public, PAYLOAD, private.sign(pae(PAYLOAD, "application/json")))
         assert not verify_signature(public, PAYLOAD, private.sign(PAYLOAD))
 
     @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ class TestEnvelope:
         assert verify_envelope(read_envelope(theirs), self.KEY.public_key).certificate is None
 
     def test_signed_document_of_another_type_is_no_certificate(self) -> None:
-        kind = "application/vnd.in-toto+json"
+        kind = "application/vnd.scrubber.other+json"
         private = Ed25519PrivateKey.generate()
         public = private.public_key().public_bytes(PEM, SPKI).decode()
         signature = base64.b64encode(private.sign(pae(PAYLOAD, kind))).decode()

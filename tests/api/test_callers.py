@@ -6,11 +6,11 @@ As root, the callers are real other users. As any other user only one user exist
 from __future__ import annotations
 
 import asyncio
+import errno
 import grp
 import os
 import socket
 import stat
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -23,7 +23,8 @@ from scrubber.api.client import AdminClient, ReadClient
 from scrubber.api.peer_auth import MAX_CONNECTIONS_PER_UID, PeerAuthProxy
 from scrubber.api.server import serve
 from scrubber.api.sockets import Purpose, Sockets
-from scrubber.domain.errors import Unavailable
+from scrubber.domain.errors import LedgerFailure, Unavailable
+from tests import forkserver
 from tests.ahead import advance_until
 from tests.api.service import FakeNode
 
@@ -82,9 +83,8 @@ async def node_with_operators(short_tmp: Path) -> AsyncIterator[FakeNode]:
 async def call(sockets: Path, ask: Purpose, uid: int, *gids: int) -> str:
     """Return the result of a call by another process that runs as ``uid``."""
     # It starts as this user, because another one may be unable to read this tree, and changes the user before it calls.
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CALLER, str(sockets), ask.value, str(uid), *map(str, gids)),
-        cwd=Path(__file__).parents[2],
+    child = await forkserver.start(
+        *("-c", CALLER, str(sockets), ask.value, str(uid), *map(str, gids)),
         stdout=asyncio.subprocess.PIPE,
     )
     async with asyncio.timeout(DEADLINE):
@@ -364,3 +364,19 @@ async def test_read_socket_does_not_depend_on_the_peer_auth_proxy(node: FakeNode
         assert len((await read.devices()).devices) == 2
     for _, writer in held:
         writer.close()
+
+
+async def test_sockets_that_cannot_be_removed_do_not_hide_why_the_service_ends(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    async def fail() -> None:
+        async with serve(FakeNode(), Sockets(short_tmp / "s"), grace=0):
+            monkeypatch.setattr(os, "unlink", read_only)
+            raise LedgerFailure("The ledger is read-only.")
+
+    with pytest.raises(LedgerFailure, match="read-only"):
+        await fail()
+    monkeypatch.undo()

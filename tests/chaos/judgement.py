@@ -116,6 +116,10 @@ class Facts:
         assigned: at a roll-call, device → UID of the pod that the kubelet's checkpoint names.
         granted: at the same roll-call, device → name of the pod that the service names.
         ledger: a copy of the ledger's database.
+        clock_steps: (monotonic seconds, by how much the ledger's clock was wrong from then on), in order.
+        explained: daemon → how many of its runs ended with a message about a shortage of the node.
+        without_memory: how often a daemon was denied memory.
+        with_claims: whether devices are requested by claims: then a pod passes the gate once, for all its starts.
     """
 
     soak_pid: int
@@ -133,6 +137,16 @@ class Facts:
     assigned: Mapping[str, str] = field(default_factory=dict)
     granted: Mapping[str, str] = field(default_factory=dict)
     ledger: str = ""
+    clock_steps: Sequence[tuple[float, float]] = ()
+    explained: Mapping[str, int] = field(default_factory=dict)
+    without_memory: int = 0
+    with_claims: bool = False
+
+    @property
+    def clock(self) -> Sequence[tuple[float, float]]:
+        """(monotonic seconds, what to add to them to get the ledger's time from then on), in order."""
+        begun = min(self.kubelet_starts, default=0.0)
+        return [(begun, self.wall), *((at, self.wall + offset) for at, offset in self.clock_steps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +163,7 @@ def read_facts(path: Path) -> Facts:
     document["events"] = [Event(**{**each, "devices": tuple(each["devices"])}) for each in document["events"]]
     document["pods"] = {uid: PodFacts(**each) for uid, each in document["pods"].items()}
     document["unauthorized"] = [UnauthorizedProcess(**each) for each in document["unauthorized"]]
+    document["clock_steps"] = [(at, offset) for at, offset in document.get("clock_steps", ())]
     document["orders"] = [(pid, at) for pid, at in document["orders"]]
     return Facts(**document)
 
@@ -170,7 +185,7 @@ def judge(messages: Sequence[Message], facts: Facts) -> Verdict:
         *(f"waits for ever: {each}" for each in facts.waited),
         *(f"unsettled: {each}" for each in facts.unsettled),
         *case.two_accounts_of_one_device(),
-        *(ledger.breaches(case.gated_starts(), facts.wall) if ledger else ()),
+        *(ledger.breaches(case.gated_starts(), facts.clock, case.claims) if ledger else ()),
     ]
     return Verdict(breaches, {**case.counts(), **(ledger.counts() if ledger else {})})
 
@@ -190,6 +205,12 @@ class _Case:
         for event in self._events["PreStartContainer"]:
             if event.outcome == "OK":
                 self._passes[event.uid, event.container].append(event.over)
+        self.claims: defaultdict[str, set[str]] = defaultdict(set)
+        self._prepared: defaultdict[str, float] = defaultdict(lambda: float("inf"))
+        for event in self._events["NodePrepareResources"]:
+            if event.outcome == "OK":
+                self.claims[event.uid] |= {*event.devices}
+                self._prepared[event.uid] = min(self._prepared[event.uid], event.over)
         for passes in self._passes.values():
             passes.sort()
         self._first_deaths = {
@@ -259,7 +280,10 @@ class _Case:
         for each in self._mains:
             passes = self._passes[each.container]
             last = before.get(each.container, float("-inf"))
-            if each.devices and bisect.bisect_right(passes, last) == bisect.bisect_right(passes, each.at):
+            if self.facts.with_claims:
+                if each.devices and each.at < self._prepared[each.uid]:
+                    yield each
+            elif each.devices and bisect.bisect_right(passes, last) == bisect.bisect_right(passes, each.at):
                 yield each
             before[each.container] = each.at
 
@@ -341,9 +365,17 @@ class _Case:
                 yield f"lives on: {each.who}"
 
     def daemons_that_ended_by_themselves(self) -> Iterator[str]:
-        """The weather ends daemons by SIGKILL and by SIGTERM, which kills one that has just started (status -15)."""
+        """The weather ends daemons by SIGKILL and by SIGTERM, which kills one that has just started (status -15).
+
+        One that cannot start for a shortage of the node ends with a message about it, and status 1 or 2. One that is
+        denied memory may end in any way, by a signal from a library too.
+        """
+        denied = self.facts.without_memory
         for daemon, codes in self.facts.exits.items():
-            for code in sorted(set(codes) - {0, -9, -15}):
+            failed = sum(code in (1, 2) for code in codes)
+            failed += sum(code in (-6, -11) for code in codes)
+            explained = {1, 2, -6, -11} if failed <= self.facts.explained.get(daemon, 0) + denied else set()
+            for code in sorted(set(codes) - {0, -9, -15} - explained):
                 yield f"daemon: {daemon} ended {codes.count(code)} times with status {code}"
 
     # -- records of the kubelet and the service --------------------------------------------------------------------
@@ -359,6 +391,9 @@ class _Case:
 
     def gated_starts(self) -> Iterator[tuple[Event, float]]:
         """Return starts that passed the gate, each with the time of the previous start on any of its devices."""
+        if self.facts.with_claims:
+            yield from self._prepared_starts()
+            return
         of_container: dict[tuple[str, str], float] = {}
         of_device: dict[str, float] = {}
         never = float("-inf")
@@ -370,6 +405,21 @@ class _Case:
                 yield event, max(of_device.get(device, never) for device in event.devices)
             of_container[key] = event.at
             of_device.update(dict.fromkeys(event.devices, event.at))
+
+    def _prepared_starts(self) -> Iterator[tuple[Event, float]]:
+        """Return the first start of each container with claims, and the time of the last start of another pod."""
+        ids = {name: device for device, name in self.facts.devices.items()}
+        started: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        known: set[tuple[str, str]] = set()
+        for each in self._mains:
+            if each.devices and each.container not in known:
+                others = (at for name in each.devices for at, uid in started[name] if uid != each.uid)
+                devices = tuple(ids[name] for name in each.devices)
+                event = Event(each.at, "ContainerStarted", "OK", 0.0, devices, *each.container)
+                yield event, max(others, default=float("-inf"))
+            known.add(each.container)
+            for name in each.devices:
+                started[name].append((each.at, each.uid))
 
     def counts(self) -> dict[str, int]:
         calls = self._events["PreStartContainer"]

@@ -9,10 +9,14 @@ import bisect
 import json
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-__all__ = ["GatedStart", "LedgerTables"]
+__all__ = ["GatedStart", "LedgerTables", "monotonic_times"]
+
+
+_EDGE = 0.05
+"""Seconds between the moment at which a clock is set and its record."""
 
 
 class GatedStart(Protocol):
@@ -43,15 +47,27 @@ class LedgerTables:
             ):
                 self._grants[device].append((number, json.loads(document)))
             self._audit = Counter(dict(connection.execute("SELECT name, count(*) FROM audit GROUP BY name")))
+            rows, first, last = connection.execute(
+                "SELECT count(*), min(sequence), max(sequence) FROM audit"
+            ).fetchone()
+            self._audit_flaws = (
+                [] if not rows or rows == last - first + 1 else ["ledger: rows of the audit log are missing"]
+            )
         finally:
             connection.close()
 
-    def breaches(self, starts: Iterable[tuple[GatedStart, float]], wall: float) -> Iterator[str]:
+    def breaches(
+        self,
+        starts: Iterable[tuple[GatedStart, float]],
+        clock: Sequence[tuple[float, float]],
+        claims: Mapping[str, Collection[str]],
+    ) -> Iterator[str]:
         """Return what is wrong after the last pod is gone.
 
         Args:
             starts: each with the time of the previous start on any of its devices.
-            wall: seconds to add to the monotonic clock to get the ledger's.
+            clock: (monotonic seconds, what to add to them to get the ledger's time from then on), in order.
+            claims: UID of a pod → UIDs of its claims.
         """
         for device, record in self._devices.items():
             out_of_service = record["health"] in ("quarantined", "condemned") and record["cause"] is not None
@@ -62,17 +78,26 @@ class LedgerTables:
         for device, grants in self._grants.items():
             if [number for number, _ in grants] != list(range(1, len(grants) + 1)):
                 yield f"ledger: the grants of {device} are not numbered from 1 on without a gap"
-        yield from self._starts_without_a_grant(starts, wall)
+        yield from self._audit_flaws
+        times = {
+            device: monotonic_times([grant["at"] for _, grant in grants], clock)
+            for device, grants in self._grants.items()
+        }
+        yield from self._starts_without_a_grant(starts, times, claims)
 
-    def _starts_without_a_grant(self, starts: Iterable[tuple[GatedStart, float]], wall: float) -> Iterator[str]:
-        times = {device: [grant["at"] for _, grant in grants] for device, grants in self._grants.items()}
+    def _starts_without_a_grant(
+        self,
+        starts: Iterable[tuple[GatedStart, float]],
+        times: Mapping[str, Sequence[float]],
+        claims: Mapping[str, Collection[str]],
+    ) -> Iterator[str]:
         for start, since in starts:
             for device in start.devices:
                 at = times.get(device, [])
-                first, last = bisect.bisect_right(at, since + wall), bisect.bisect_right(at, start.at + wall)
+                first, last = bisect.bisect_right(at, since), bisect.bisect_right(at, start.at)
                 between = [grant for _, grant in self._grants.get(device, [])[first:last]]
-                uids = {(grant["assignment"] or {"pod": {"uid": None}})["pod"]["uid"] for grant in between}
-                if not uids & {None, start.uid}:
+                uids = {_granted_to(grant) for grant in between}
+                if not uids & {None, start.uid, *claims.get(start.uid, ())}:
                     yield f"ledger: {start.container} of pod {start.uid} started on {device}, and no grant says so"
 
     def counts(self) -> dict[str, int]:
@@ -86,3 +111,29 @@ class LedgerTables:
             "pods adopted": "device.adopted",
         }
         return {title: self._audit[name] for title, name in names.items()}
+
+
+def _granted_to(grant: Mapping[str, Any]) -> str | None:
+    """Return the UID of a grant's claim or pod; None where the ledger does not know it."""
+    if grant["claim"] is not None:
+        return str(grant["claim"]["uid"])
+    return None if grant["assignment"] is None else grant["assignment"]["pod"]["uid"]
+
+
+def monotonic_times(walls: Sequence[float], clock: Sequence[tuple[float, float]]) -> list[float]:
+    """Return when a clock that was set now and then showed these times, of which each was read after the one before.
+
+    Args:
+        clock: (monotonic seconds, what to add to them to get the clock's time from then on), in order.
+    """
+    found: list[float] = []
+    ends = [*(begun for begun, _ in clock[1:]), float("inf")]
+    for wall in walls:
+        earliest = found[-1] if found else float("-inf")
+        candidates = (
+            wall - offset
+            for (begun, offset), end in zip(clock, ends, strict=True)
+            if begun - _EDGE <= wall - offset <= end + _EDGE
+        )
+        found.append(max(earliest, next((each for each in candidates if each >= earliest - _EDGE), earliest)))
+    return found

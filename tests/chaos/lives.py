@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from scrubber.emulator.playground import RESOURCE
 from scrubber.emulator.pods import ContainerSpec, PodSpec, RestartPolicy
 
-__all__ = ["End", "Life", "Lives", "tenant"]
+__all__ = ["LEAVING", "End", "Life", "Lives", "tenant"]
 
 TENANT = Path(__file__).with_name("tenant.py")
 NAMESPACES = ("team-a", "team-b", "team-c", "team-d")
@@ -60,18 +60,28 @@ def tenant(reader: Path, name: str, seconds: float | str, **words: str) -> tuple
 
 
 class Lives:
-    """Pods whose tenants report to ``reader``; at most ``devices`` devices a pod."""
+    """Pods whose tenants report to ``reader``; at most ``devices`` devices a pod; none of the kinds ``without``."""
 
-    def __init__(self, reader: Path, seed: int, *, devices: int, shortest: float = 0.15, longest: float = 0.8) -> None:
+    def __init__(
+        self,
+        reader: Path,
+        seed: int,
+        *,
+        devices: int,
+        shortest: float = 0.15,
+        longest: float = 0.8,
+        without: Set[str] = frozenset(),
+    ) -> None:
         self._reader = reader
         self._seed = seed
         self._devices = devices
         self._shortest, self._longest = shortest, longest
+        self._weights = {kind: weight for kind, (weight, _) in _KINDS.items() if kind not in without}
 
     def life(self, number: int) -> Life:
         """Return life number ``number``: always the same."""
         draw = _Draw(self, random.Random(f"{self._seed}/{number}"), number)
-        (kind,) = draw.rng.choices(list(_KINDS), weights=[weight for weight, _ in _KINDS.values()])
+        (kind,) = draw.rng.choices(list(self._weights), weights=list(self._weights.values()))
         return _KINDS[kind][1](draw, kind)
 
     def kinds(self) -> Sequence[str]:
@@ -125,6 +135,12 @@ class _Draw:
 
     def several(self) -> int:
         return min(self._lives.devices, self.rng.choice((2, 2, 2, 2, 3, 4)))
+
+
+LEAVING = frozenset({"deleted by force, with children", "leaves a process behind", "crashes beside its child"})
+"""Kinds of which a process outlives its container, against the rules of every runtime. With a claim such a process is
+ended only where the service saw the container's first process, which these short lives and constant kills prevent: the
+claim's release then waits for an operator."""
 
 
 def _short(draw: _Draw, kind: str) -> Life:

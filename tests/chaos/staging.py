@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,17 +43,27 @@ _T = TypeVar("_T")
 
 @asynccontextmanager
 async def chaos_stage(
-    tmp_path: Path, *, devices: int = 4, memory: str = "4MiB", memory_floor: str = "1500ms", policy: str = POLICY
+    tmp_path: Path,
+    *,
+    devices: int = 4,
+    memory: str = "4MiB",
+    memory_floor: str = "1500ms",
+    policy: str = POLICY,
+    dra: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Playground]:
     """Run both daemons. Their logs end up in ``tmp_path``, which pytest keeps for the analysis of failures.
 
     Args:
         memory_floor: how long an eraser may take; slow clearing is a fault when it takes longer.
         policy: the text of the policy file.
+        dra: have pods request devices by claims.
+        environment: additional variables of both daemons.
     """
     path = tmp_path / "chaos.yaml"
     path.write_text(policy.replace("1500ms", memory_floor))
-    async with Playground(devices=devices, memory=memory, policy=str(path), timings=TIMINGS) as stage:
+    async with Playground(devices=devices, memory=memory, policy=str(path), timings=TIMINGS, dra=dra) as stage:
+        stage.service.environment = stage.plugin.environment = environment or {}
         try:
             await stage.start_daemons(SOON)
             yield stage

@@ -64,12 +64,15 @@ class Supervisor:
     up_since: float = 0.0
     gap: Callable[[], Awaitable[None]] | None = None
     """Called once, before the next start."""
+    log_begins: int = 0
+    """Size of the daemon's log at its last start."""
 
     async def run(self) -> None:
         """Run until cancelled; the daemon may be running already."""
         loop = asyncio.get_running_loop()
         while True:
             if self.daemon.process is None or self.daemon.process.returncode is not None:
+                self.log_begins = self.daemon.log.stat().st_size
                 await _to_the_end(self.daemon.start())
             self.lives += 1
             self.up_since = loop.time()
@@ -79,6 +82,13 @@ class Supervisor:
             if gap is not None:
                 await gap()
             await asyncio.sleep(self.rng.uniform(0.0, 0.3))
+
+    def is_serving(self) -> bool:
+        """Return whether the daemon runs and has logged since its start that it serves."""
+        if self.daemon.process is None or self.daemon.process.returncode is not None:
+            return False
+        log = self.daemon.log.read_bytes()[self.log_begins :]
+        return b'"service.ready"' in log or b'"plugin.serving"' in log
 
     def kill(self) -> bool:
         """Send SIGKILL; return False when it is down."""

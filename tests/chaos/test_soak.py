@@ -18,10 +18,15 @@ from scrubber.emulator.ungated_plugin import UngatedPlugin, read_sim_devices
 from tests.chaos.lives import Lives, tenant
 from tests.chaos.soak import report, soak
 from tests.chaos.staging import SOON
-from tests.chaos.watched_node import PATIENT, WatchedNode, watched_node
+from tests.chaos.watched_node import FOR_EVER, PATIENT, WatchedNode, watched_node
 from tests.emulation import deregistered
 
 SEED = 20261120
+SHORTAGES = {
+    *("disk full", "disk read-only", "disk with I/O errors", "page torn in the log", "page torn in the database"),
+    *("clock set by hours", "clock corrected", "suspended", "killed with all its children, for memory"),
+    *("no memory", "no descriptors", "inotify exhausted"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +49,24 @@ async def test_no_pod_reads_foreign_bytes_and_no_tenant_is_disturbed_while_compo
     assert counts["lives of the service"] > 1
     assert counts["leftovers ended"] > 0
     assert acts <= outcome.weather.keys()
+
+
+@pytest.mark.timeout(900)  # as above
+async def test_every_pod_starts_clean_through_each_shortage_of_the_node(tmp_path: Path) -> None:
+    outcome = await soak(
+        tmp_path,
+        pods=8,
+        devices=3,
+        seed=SEED,
+        pace=(1, 1),
+        lull=FOR_EVER,  # pods come between any two shortages
+        acts=SHORTAGES,
+        only=SHORTAGES,
+    )
+    print(report(outcome))
+    assert outcome.verdict.breaches == []
+    assert outcome.verdict.counts["pods started"] >= 8
+    assert outcome.weather.keys() == SHORTAGES
 
 
 def test_the_same_seed_makes_the_same_pods() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.judgement import Event, Facts, Message, PodFacts, UnauthorizedProcess, judge, read_facts
+from tests.chaos.ledger_tables import monotonic_times
 
 SOAK = 7
 HELLO = Message("hello", 10.0, 1, 41, "main", "team-a/p/main", "u", "run-1", ("simgpu0",), {})
@@ -171,9 +172,9 @@ def ledger(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     connection.executescript(
         "CREATE TABLE devices (device TEXT, document TEXT);"
         "CREATE TABLE grants (device TEXT, sequence INTEGER, document TEXT);"
-        "CREATE TABLE audit (name TEXT);"
+        "CREATE TABLE audit (sequence INTEGER, name TEXT);"
     )
-    grant = {"at": 109.4, "assignment": {"pod": {"uid": "u"}}}
+    grant = {"at": 109.4, "assignment": {"pod": {"uid": "u"}}, "claim": None}
     clean: dict[str, Any] = {"hygiene": "clean", "health": "healthy", "cause": None, "open_grants": []}
     connection.execute("INSERT INTO grants VALUES ('gpu-0', 1, ?)", [json.dumps(grant)])
     connection.execute("INSERT INTO devices VALUES ('gpu-0', ?)", [json.dumps(clean)])
@@ -223,7 +224,59 @@ def test_judge_reports_lost_grants(tmp_path: Path, ledger: sqlite3.Connection) -
 def test_facts_file_reads_back_as_written(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     everything = replace(
-        FACTS, unauthorized=[UnauthorizedProcess(1, "simgpu0", 2.0)], orders=[(41, 5.0)], waited=["x"], unsettled=[]
+        FACTS,
+        unauthorized=[UnauthorizedProcess(1, "simgpu0", 2.0)],
+        orders=[(41, 5.0)],
+        waited=["x"],
+        unsettled=[],
+        clock_steps=[(5.0, 60.0)],
     )
     path.write_text(json.dumps(asdict(everything)))
     assert read_facts(path) == everything
+
+
+def test_judge_reports_rows_that_the_audit_log_has_lost(tmp_path: Path, ledger: sqlite3.Connection) -> None:
+    where = str(tmp_path / "ledger.db")
+    ledger.executemany("INSERT INTO audit VALUES (?, 'scrub.finished')", [(4,), (5,), (7,)])
+    ledger.commit()
+    assert breaches(WHOLE, ledger=where) == ["ledger: rows of the audit log are missing"]
+
+
+def test_judge_finds_the_grant_of_a_start_although_the_clock_was_set_before_it(
+    tmp_path: Path, ledger: sqlite3.Connection
+) -> None:
+    where = str(tmp_path / "ledger.db")
+    steps = [(3.0, 7200.0), (9.2, -3600.0), (11.0, 0.0)]
+    change(ledger, "grants", at=109.4 - 3600.0)
+    assert breaches(WHOLE, ledger=where, clock_steps=steps) == []
+    change(ledger, "grants", at=112.0)
+    assert "no grant says so" in breaches(WHOLE, ledger=where, clock_steps=steps)[0]
+
+
+def test_time_of_a_wrong_clock_is_not_taken_for_one_before_the_soak() -> None:
+    clock = [(5.0, 100.0), (9.2, -100.0), (11.0, 100.0)]
+    assert monotonic_times([106.0, -90.5, 111.5], clock) == pytest.approx([6.0, 9.5, 11.5])
+
+
+def test_judge_requires_the_grant_of_its_claim_for_a_start_with_a_claim(
+    tmp_path: Path, ledger: sqlite3.Connection
+) -> None:
+    prepared = Event(9.0, "NodePrepareResources", "OK", 0.5, ("claim-1",), "u", "")
+    facts: dict[str, Any] = {
+        "with_claims": True,
+        "events": [prepared, replace(STARTED, devices=())],
+        "ledger": str(tmp_path / "ledger.db"),
+    }
+    change(ledger, "grants", assignment=None, claim={"uid": "claim-1"})
+    assert breaches(WHOLE, **facts) == []
+    assert "no gate" in breaches(WHOLE, **{**facts, "events": [replace(prepared, outcome="Unavailable")]})[0]
+    change(ledger, "grants", claim={"uid": "claim-2"})
+    assert "no grant says so" in breaches(WHOLE, **facts)[0]
+
+
+def test_judge_accepts_a_daemon_that_ended_itself_only_with_a_message_about_a_shortage() -> None:
+    assert breaches(WHOLE, exits={"service": [-9, 1, 2]}, explained={"service": 2}) == []
+    unexplained = breaches(WHOLE, exits={"service": [1, 2]}, explained={"service": 1})
+    assert unexplained == ["daemon: service ended 1 times with status 1", "daemon: service ended 1 times with status 2"]
+    assert breaches(WHOLE, exits={"service": [-11]}) != []
+    assert breaches(WHOLE, exits={"service": [-11]}, without_memory=1) == []

@@ -7,13 +7,14 @@ from the actions of others.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from scrubber.emulator.playground import RESOURCE, Playground
 from scrubber.emulator.pods import ContainerSpec, ContainerState, EmulatedPod, PodSpec, PodStatus, RestartPolicy
 from tests.chaos.judgement import Event, Facts, PodFacts, UnauthorizedProcess, Verdict
 from tests.chaos.lives import tenant
+from tests.chaos.node_faults import NodeFaults
 from tests.chaos.staging import POLICY, SOON, chaos_stage
 
 __all__ = ["FOR_EVER", "PATIENT", "WatchedNode", "is_under_way", "watched_node"]
@@ -31,13 +33,23 @@ DYING_GRACE = 1.0
 """Of the chaos tests' policy (:mod:`tests.chaos.staging`), seconds."""
 FOR_EVER = 90.0
 """Seconds after which a waiting pod counts as waiting forever. Every act of the weather passes in a few."""
-COUNTED_CALLS = ("PreStartContainer", "ContainerStarted", "ContainerDied", "GetDevicePluginOptions")
+BOUND = 240.0
+"""Seconds within which the pods of a roll-call are bound. The kubelet may repeat a refused release only after 40 s."""
+COUNTED_CALLS = (
+    *("PreStartContainer", "ContainerStarted", "ContainerDied", "GetDevicePluginOptions"),
+    "NodePrepareResources",
+)
 """The kubelet events that the reader receives."""
 PATIENT = POLICY.replace("limits:\n", "limits:\n  eraserSlots: 6\n") + "diagnostics:\n  recovery: none\n"
 """Devices change hands constantly here: few slots and a second of diagnostics would take most of the run. No device
 becomes unhealthy because the machine is busy."""
 QUICKLY = PATIENT.replace("driverCall: 10s", "driverCall: 1s")
 """Here devices do become unhealthy: a driver that does not answer is detected."""
+SHORTAGE_MESSAGES = (
+    *(os.strerror(each) for each in (errno.EMFILE, errno.ENOSPC, errno.EROFS, errno.EIO, errno.ENOMEM)),
+    *("No space left", "read-only"),
+)
+"""What a daemon that could not start because of a shortage of the node tells the operator."""
 CLEAN = 60.0
 """Seconds within which devices become clean once nothing happens to them any more."""
 TREE = Path(__file__).resolve().parents[2]
@@ -46,8 +58,11 @@ TREE = Path(__file__).resolve().parents[2]
 class WatchedNode:
     """A running node with an independent reader, and the record of what is done to it. Created by :func:`watched_node`."""
 
-    def __init__(self, stage: Playground, reader: asyncio.subprocess.Process, records: Path) -> None:
+    def __init__(
+        self, stage: Playground, reader: asyncio.subprocess.Process, records: Path, faults: NodeFaults
+    ) -> None:
         self.stage = stage
+        self.faults = faults
         self.socket = stage.directory / "reader.sock"
         self._reader = reader
         self._records = records
@@ -57,18 +72,64 @@ class WatchedNode:
         self._kubelet_starts = [self._clock()]
         self._orders: list[tuple[int, float]] = []
         self._here: dict[str, EmulatedPod] = {}
+        self._scheduler = asyncio.Lock()
         self.waited: list[str] = []
         self.unsettled: list[str] = []
         self.assigned: dict[str, str] = {}
         self.granted: dict[str, str] = {}
         self.exits: dict[str, list[int]] = {}
         self.unauthorized: list[UnauthorizedProcess] = []
+        self.without_memory = 0
 
     # -- pods ------------------------------------------------------------------------------------------------------
 
+    async def bind(self, spec: PodSpec, timeout: float) -> EmulatedPod:
+        """Bind a pod like the scheduler: where there is room.
+
+        Raises:
+            TimeoutError: there was none within ``timeout`` seconds.
+        """
+        if self.stage.cluster is not None:
+            created = self._clock()
+            return self._take_in(await self.stage.kubelet.submit(self._with_claims(spec), timeout), created)
+        requested = spec.request(RESOURCE)
+        async with self._scheduler:
+            await self.stage.kubelet.wait_until(
+                lambda kubelet: min(kubelet.schedulable(RESOURCE), self.free()) >= requested, timeout
+            )
+            return self.create(spec)
+
+    def _with_claims(self, spec: PodSpec) -> PodSpec:
+        """Return ``spec`` with a claim for each container that requests devices."""
+        assert self.stage.cluster is not None
+        claims = {
+            each.name: replace(
+                self.stage.cluster.pod_claim(spec.namespace, each.resources[RESOURCE]), name=f"gpus-of-{each.name}"
+            )
+            for each in spec.all_containers
+            if RESOURCE in each.resources
+        }
+
+        def claiming(containers: Sequence[ContainerSpec]) -> list[ContainerSpec]:
+            return [
+                replace(each, resources={}, claims=[claims[each.name].name]) if each.name in claims else each
+                for each in containers
+            ]
+
+        return replace(
+            spec,
+            containers=claiming(spec.containers),
+            init_containers=claiming(spec.init_containers),
+            claims=list(claims.values()),
+        )
+
     def create(self, spec: PodSpec) -> EmulatedPod:
-        pod = self.stage.kubelet.create(spec)
-        facts = PodFacts(pod.uid, pod.full_name, self._clock(), leave_children=spec.leave_children)
+        """Bind a pod to the node without a scheduler."""
+        created = self._clock()
+        return self._take_in(self.stage.kubelet.create(spec), created)
+
+    def _take_in(self, pod: EmulatedPod, created: float) -> EmulatedPod:
+        facts = PodFacts(pod.uid, pod.full_name, created, leave_children=pod.spec.leave_children)
         self._bound[pod.uid] = (pod, facts)
         self._here[pod.uid] = pod
         return pod
@@ -122,6 +183,20 @@ class WatchedNode:
         kept = sum(pod.spec.request(RESOURCE) for pod in self._here.values())
         return self.stage.kubelet.allocatable(RESOURCE) - kept
 
+    @property
+    def starts(self) -> int:
+        """Return how many containers have started."""
+        return sum(each.name == "ContainerStarted" for each in self.stage.kubelet.events)
+
+    async def wait_for_a_start(self, timeout: float) -> None:
+        """Wait until another container starts.
+
+        Raises:
+            TimeoutError: none did within ``timeout`` seconds.
+        """
+        starts = self.starts
+        await self.stage.kubelet.wait_until(lambda _: self.starts > starts, timeout)
+
     def kubelet_restarts(self) -> None:
         self._kubelet_starts.append(self._clock())
 
@@ -133,14 +208,19 @@ class WatchedNode:
 
     async def roll_call(self) -> None:
         """Use every device at once, and record the pods to which the kubelet and the service attribute them."""
-        kubelet = self.stage.kubelet
-        pods = [self.create(self.guest(number)) for number in range(kubelet.allocatable(RESOURCE))]
+        kubelet, cluster = self.stage.kubelet, self.stage.cluster
+        number = kubelet.allocatable(RESOURCE) if cluster is None else cluster.schedulable()
+        pods = [await self.bind(self.guest(each), BOUND) for each in range(number)]
         for pod in pods:
             try:
                 await pod.wait(is_under_way, FOR_EVER)
             except TimeoutError as error:
                 self.waited.append(str(error))
-        checkpoint = json.loads((kubelet.device_plugins / "kubelet_internal_checkpoint").read_text())["Data"]
+        for pod in pods if cluster is not None else ():
+            self.assigned |= dict.fromkeys(self.stage.devices_of(pod), pod.uid)
+        checkpoint: dict[str, Any] = {"PodDeviceEntries": []}
+        if cluster is None:
+            checkpoint = json.loads((kubelet.device_plugins / "kubelet_internal_checkpoint").read_text())["Data"]
         for entry in checkpoint["PodDeviceEntries"]:
             for device in {each for ids in entry["DeviceIDs"].values() for each in ids}:
                 if self.assigned.setdefault(device, entry["PodUID"]) != entry["PodUID"]:
@@ -191,6 +271,7 @@ class WatchedNode:
         return Verdict(**answer)
 
     def _facts(self) -> Facts:
+        daemons = {"service": self.stage.service, "plugin": self.stage.plugin}
         names = {}
         for path in self.stage.device_files():
             names[json.loads(path.read_text())["id"]] = f"simgpu{path.parent.name}"
@@ -200,6 +281,8 @@ class WatchedNode:
             if each.name in COUNTED_CALLS
         ]
         return Facts(
+            explained={name: _explained_ends(each.log) for name, each in daemons.items()},
+            without_memory=self.without_memory,
             soak_pid=os.getpid(),
             dying_grace=DYING_GRACE,
             wall=self._wall,
@@ -219,7 +302,17 @@ class WatchedNode:
             assigned=self.assigned,
             granted=self.granted,
             ledger=str(self._records / "ledger.db"),
+            clock_steps=self.faults.clock_steps,
+            with_claims=self.stage.cluster is not None,
         )
+
+
+def _explained_ends(log: Path) -> int:
+    """Return how many runs of a daemon ended with a message about a shortage of the node."""
+    return sum(
+        line.startswith("Error: ") and any(each in line for each in SHORTAGE_MESSAGES)
+        for line in log.read_text(errors="replace").splitlines()
+    )
 
 
 def _items(written: str) -> list[dict[str, Any]]:
@@ -240,10 +333,19 @@ def is_under_way(status: PodStatus) -> bool:
 
 @asynccontextmanager
 async def watched_node(
-    records: Path, *, devices: int, memory: str = "1MiB", policy: str = QUICKLY
+    records: Path,
+    *,
+    devices: int,
+    memory: str = "1MiB",
+    policy: str = QUICKLY,
+    dra: bool = False,
+    faults: NodeFaults | None = None,
 ) -> AsyncIterator[WatchedNode]:
     """Provide a node with both daemons and a reader; its records are left in ``records``."""
-    async with chaos_stage(records, devices=devices, memory=memory, policy=policy) as stage:
+    faults = faults or NodeFaults()
+    options: dict[str, Any] = {"devices": devices, "memory": memory, "policy": policy, "dra": dra}
+    async with chaos_stage(records, **options, environment=faults.environment) as stage:
+        faults.use_directory(stage.directory)
         reader = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.chaos.reader", str(stage.directory)),
             stdin=asyncio.subprocess.PIPE,
@@ -251,7 +353,7 @@ async def watched_node(
             env={**os.environ, "PYTHONPATH": str(TREE)},
             limit=1 << 26,
         )
-        node = WatchedNode(stage, reader, records)
+        node = WatchedNode(stage, reader, records, faults)
         departures = asyncio.create_task(node.note_departures())
         try:
             assert reader.stdout is not None

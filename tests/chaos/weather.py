@@ -11,7 +11,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,8 @@ from scrubber.emulator.playground import Daemon, Playground
 from tests.chaos.children import ERASER, DaemonChild, children_of, parent_of
 from tests.chaos.judgement import UnauthorizedProcess
 from tests.chaos.lives import tenant
+from tests.chaos.node_faults import NodeFaults
+from tests.chaos.shortages import Shortages, daemon_kind, kind_of
 from tests.chaos.storm import Supervisor
 
 __all__ = ["Weather"]
@@ -40,6 +42,17 @@ _ILLNESSES: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "resets that fail": (1, {"reset": "fail"}, ("reset",)),
 }
 """Name → how often, the fault, and what is removed again after a while; the service has to repair the rest."""
+
+_WHEN_HURRIED = {
+    "service killed": 30,
+    "plugin killed": 24,
+    "kubelet restarted": 14,
+    "eraser killed": 100,
+    "driver's or walker's child killed": 80,
+    "killed with all its children, for memory": 8,
+    "clearing is slow": 20,
+}
+"""How often instead, where most of what happens are kills."""
 
 
 @dataclass(slots=True)
@@ -59,20 +72,31 @@ class Weather:
     """Acts until it is stopped; :meth:`calm` undoes lasting effects.
 
     Attributes:
+        faults: of the whole node.
         restarted: called right before another run of the kubelet begins.
         strike: kills a container that will be restarted, if there is one.
         pause: waits between two acts.
+        hurried: whether kills are most of what happens.
+        spare: acts that do not happen.
+        only: the acts that happen; empty: all.
+        kills: SIGKILLs, by kind of process.
     """
 
     stage: Playground
     service: Supervisor
     plugin: Supervisor
     rng: random.Random
+    faults: NodeFaults
     reader: Path
     restarted: Callable[[], None]
     strike: Callable[[], None]
     pause: Callable[[], Awaitable[None]]
+    hurried: bool = False
+    spare: Set[str] = frozenset()
+    only: Set[str] = frozenset()
+    counted: int = 0
     acts: Counter[str] = field(default_factory=Counter)
+    kills: Counter[str] = field(default_factory=Counter)
     unauthorized: list[UnauthorizedProcess] = field(default_factory=list)
     _stopped: list[_Stopped] = field(default_factory=list)
     _later: set[asyncio.Task[None]] = field(default_factory=set)
@@ -99,6 +123,7 @@ class Weather:
         while self._stopped:
             self._stopped.pop().go_on()
         control.clear_faults(self.stage.sim_dir)
+        self.faults.end()
 
     def _possible(self) -> dict[str, tuple[int, Callable[[], Awaitable[bool]]]]:
         acts: dict[str, tuple[int, Callable[[], Awaitable[bool]]]] = {
@@ -118,15 +143,34 @@ class Weather:
         }
         for name, (weight, fault, lifted) in _ILLNESSES.items():
             acts[name] = (weight, partial(self._illness, fault, lifted))
-        return acts
+        acts |= Shortages(
+            self.faults,
+            self.stage.directory / "state",
+            self.service,
+            self.plugin,
+            self.rng,
+            self._in_the_background,
+            self.kills,
+        ).acts()
+        for name, weight in _WHEN_HURRIED.items() if self.hurried else ():
+            acts[name] = (weight, acts[name][1])
+        return {
+            name: act for name, act in acts.items() if name not in self.spare and (name in self.only or not self.only)
+        }
 
     # -- daemons ---------------------------------------------------------------------------------------------------
 
     async def _end(self, daemon: Supervisor, number: signal.Signals) -> bool:
         # Also while it starts; but mostly it should have work in progress when it is ended.
         up = asyncio.get_running_loop().time() - daemon.up_since
-        await asyncio.sleep(max(0.0, self.rng.choice((0.0, 1.0, 2.0, 3.0)) - up))
-        return _signal(daemon.daemon, number)
+        early = max(0.0, self.rng.choice((0.0, 1.0, 2.0, 3.0)) - up)
+        if early and self.hurried:
+            return False
+        await asyncio.sleep(early)
+        if not _signal(daemon.daemon, number):
+            return False
+        self.kills[daemon_kind(daemon)] += number is signal.SIGKILL
+        return True
 
     async def _stand_still(self) -> bool:
         if not _signal(self.service.daemon, signal.SIGSTOP):
@@ -137,6 +181,7 @@ class Weather:
 
     async def _restart_kubelet(self, longest: float) -> bool:
         await self.stage.kubelet.stop()
+        self.kills["kubelet"] += 1
         await asyncio.sleep(self.rng.uniform(0.0, longest))
         self.restarted()
         await self.stage.kubelet.start()
@@ -146,6 +191,7 @@ class Weather:
         """Until the plugin is back, the kubelet restarts containers without calling it."""
         process = self.plugin.daemon.process
         if process is not None and _signal(self.plugin.daemon, signal.SIGKILL):
+            self.kills[daemon_kind(self.plugin)] += 1
             await process.wait()
         await self._restart_kubelet(0.0)
         await asyncio.sleep(self.rng.uniform(0.1, 0.3))  # the pods are restored, and the plugin is not
@@ -156,8 +202,9 @@ class Weather:
         process = self.service.daemon.process
         child = None if process is None else await self._one_of(process.pid, eraser=eraser)
         handle = None if child is None else child.signal_and_keep(number)
-        if handle is None:
+        if child is None or handle is None:
             return False
+        self.kills[kind_of(child)] += number is signal.SIGKILL
         if number is signal.SIGSTOP:
             self._stopped.append(_Stopped(handle))
         else:
@@ -234,7 +281,8 @@ def _signal(daemon: Daemon, number: signal.Signals) -> bool:
     with suppress(OSError):
         handle = os.pidfd_open(process.pid)
         try:
-            if parent_of(process.pid) == os.getpid():
+            # A process that the server of tests/forkserver.py has forked is a grandchild.
+            if os.getpid() in (parent := parent_of(process.pid), parent_of(parent)):
                 signal.pidfd_send_signal(handle, number)
                 return True
         finally:

@@ -8,8 +8,9 @@ from typing import TypeGuard
 import pytest
 import typer
 
+from scrubber.cli.command_tree import app
 from scrubber.cli.examples import EXAMPLES
-from scrubber.cli.main import app, main
+from scrubber.cli.main import main
 from scrubber.cli.options import device_name
 from tests.cli.terminal import WIDTHS, terminal
 

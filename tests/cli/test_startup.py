@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from scrubber.cli.app import App, Argument, Option
+from scrubber.cli.command_tree import Commands, app
 from scrubber.cli.lazy import CommandEntry, LazyGroup
-from scrubber.cli.main import Commands, app
 
 NOT_TO_WAIT_FOR = ("grpc", "google.protobuf", "pydantic", "rich", "structlog", "yaml", "cryptography", "plugin")
 NO_SERVICE = "asyncio"
@@ -82,6 +82,13 @@ def test_service_command_imports_only_its_client(words: list[str], tmp_path: Pat
     modules = loaded(*words, SCRUBBER_SOCKET_DIR=str(tmp_path))
     assert "scrubber.api.client" in modules
     assert among(modules, ("pydantic", "rich", "structlog", "yaml", "cryptography", "plugin", *DAEMON)) == []
+
+
+@pytest.mark.parametrize("words", [["devices"], ["devices", "0", "-o", "json", "--no-headers"]])
+def test_plain_list_of_devices_loads_no_command_line_library(words: list[str], tmp_path: Path) -> None:
+    modules = loaded(*words, SCRUBBER_SOCKET_DIR=str(tmp_path))
+    assert "scrubber.api.client" in modules
+    assert among(modules, ("typer", "scrubber.cli.commands")) == []
 
 
 def test_completion_of_a_device_imports_only_the_client(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.config.bundled import bundled_policies
 from scrubber.config.policy_file import load_policy, parse_policy, policy_digest
 from scrubber.domain.declaration import decides_proof, setting
 from scrubber.domain.diagnostics import DiagnosticLevel
@@ -374,8 +375,28 @@ def test_every_value_of_a_policy_file_reaches_the_policy() -> None:
         ),
         pytest.param(
             "settings: " + '{"a": ' * 3000 + "1" + "}" * 3000,
-            "policy.yaml:1: the file is nested too deeply.",
+            "policy.yaml:1: the file is nested too deeply; at most 64 levels are read.",
             id="nested too deeply",
+        ),
+        pytest.param(
+            "settings: " + "[" * 1_000_000,
+            "policy.yaml:1: the file is nested too deeply; at most 64 levels are read.",
+            id="a megabyte of brackets",
+        ),
+        pytest.param(
+            "name: mine\nsettings:\n" + "".join(f"{'  ' * level}a:\n" for level in range(1, 70)),
+            "policy.yaml:66: the file is nested too deeply; at most 64 levels are read.",
+            id="nested more deeply than any policy",
+        ),
+        pytest.param(
+            '"a\\u2028\\n\\x1b": 1\n"a\\u2028\\n\\x1b": 2\n',
+            'policy.yaml:2: the key "a\\u2028\\n\\x1b" is a duplicate (first on line 1); keep one of them.',
+            id="line ends in a key",
+        ),
+        pytest.param(
+            'name: mine\nsharing: "a\\u2028b"\n',
+            'policy.yaml:2: sharing: "a\\u2028b" is not a valid value; write one of same-tenant, never.',
+            id="a line end in a value",
         ),
         pytest.param(
             "name: mine\nlimits:\n  eraserSlots: " + "9" * 5000,
@@ -723,3 +744,9 @@ def test_unknown_bundled_policy_is_refused_with_a_suggestion() -> None:
         load_policy("defualt")
     assert 'Did you mean "default"?' in str(caught.value)
     assert "./defualt.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("path", bundled_policies().values(), ids=lambda path: path.stem)
+def test_bundled_policy_means_the_same_to_both_yaml_parsers(path: Path) -> None:
+    content, name = path.read_bytes(), str(path)
+    assert parse_policy(content, name, xids={}, bundled=True) == parse_policy(content, name, xids={})

@@ -20,6 +20,7 @@ from scrubber.emulator.playground import RESOURCE, Daemon, tenant_argv
 from scrubber.ports.record import LedgerChange
 from tests.chaos.children import children_of
 from tests.dashboards.calm import job
+from tests.dashboards.faster import SECONDS
 from tests.dashboards.running import Prometheus
 from tests.dashboards.service import HELD_UP
 from tests.dashboards.stage import CLEARING, FULL_DISKS, SOON, Node
@@ -61,7 +62,10 @@ class Acts:
 
     async def seen(self, series: str) -> bool:
         """Wait until Prometheus has ``series``; return whether it got it."""
-        query = f"count_over_time({series}[5s])"
+        return await self.has_result(f"count_over_time({series}[5s])")
+
+    async def has_result(self, query: str) -> bool:
+        """Wait until ``query`` has a result; return whether it got one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LONGEST):
                 while True:
@@ -241,6 +245,9 @@ class Acts:
     async def slow(self, node: Node) -> None:
         for _ in range(3):
             await node.order("scrub", "4")
+        # The mean of a week has one value an hour: one of them must be of the usual rate.
+        usual = f'scrubber_clear_rate_bytes_per_second{{instance="{node.name}"}}[{SECONDS["7d"]}s:{SECONDS["1h"]}s]'
+        await self.has_result(f"count(count_over_time({usual})) >= 5")
         control.add_faults(node.sim_dir, "4", slow_clear=8.0)
         await node.order("scrub", "4")
         async with asyncio.TaskGroup() as group:

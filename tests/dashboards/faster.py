@@ -74,6 +74,11 @@ def _quicken(rule: dict[str, Any]) -> None:
 
 
 def _shorter(duration: str, seconds: Mapping[str, int]) -> str:
+    """Return the replacement of a duration, or of the range and the step of a subquery (``7d:1h``)."""
+    return ":".join(_shorter_part(part, seconds) for part in duration.split(":"))
+
+
+def _shorter_part(duration: str, seconds: Mapping[str, int]) -> str:
     if duration not in seconds:
         raise ValueError(f"no shorter duration is defined for {duration} of the rules: add it to SECONDS")
     return f"{seconds[duration]}s"

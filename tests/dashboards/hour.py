@@ -115,9 +115,9 @@ class _Metered(SimulatedCluster):
         )
 
 
-async def an_hour(seed: int) -> Recorded:
-    """Run an hour in virtual time (:func:`tests.simulation.timeline.in_virtual_time`)."""
-    cluster = _Metered(_DEVICES, DEFAULT, pace=LEISURELY)
+async def an_hour(seed: int, *, devices: int = _DEVICES, hours: float = 1.0) -> Recorded:
+    """Run one hour, or several, in virtual time (:func:`tests.simulation.timeline.in_virtual_time`)."""
+    cluster = _Metered(devices, DEFAULT, pace=LEISURELY)
     try:
         await cluster.start_service()
         await cluster.until(cluster.settled)
@@ -126,7 +126,7 @@ async def an_hour(seed: int) -> Recorded:
         churn = _Churn(cluster, Random(seed))
         restarts = {600.0: "stop", 1_500.0: "kill", 2_400.0: "kubelet", 3_000.0: "stop"}
         back = 0.0
-        for scrape in range(int(_HOUR / SCRAPE) + 1):
+        for scrape in range(int(hours * _HOUR / SCRAPE) + 1):
             now = scrape * SCRAPE
             recorded.add(_scraped(cluster, began))
             what = restarts.get(now)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import subprocess
 import time
 import urllib.parse
@@ -46,6 +47,8 @@ class Prometheus:
         targets: job → instance → port on loopback.
         rules: rule files.
         listening: its port; an ephemeral one when None.
+        options: further options of its command.
+        deadline: seconds for its start, its end, and each query.
     """
 
     def __init__(
@@ -55,7 +58,10 @@ class Prometheus:
         rules: Sequence[Path],
         *,
         listening: int | None = None,
+        options: Sequence[str] = (),
+        deadline: float = _DEADLINE,
     ) -> None:
+        self._options, self._deadline = options, deadline
         self._directory, self._targets, self._rules = directory, targets, rules
         self.port = listening or free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,6 +69,12 @@ class Prometheus:
     @property
     def url(self) -> str:
         return f"http://{_HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("Prometheus is not running")
+        return self._process.pid
 
     def __enter__(self) -> Self:
         self.start()
@@ -89,12 +101,14 @@ class Prometheus:
                     binaries().prometheus,
                     *(f"--config.file={configuration}", f"--storage.tsdb.path={self._directory / 'data'}"),
                     *(f"--web.listen-address={_HOST}:{self.port}", "--enable-feature=exemplar-storage"),
+                    *self._options,
                 ],
+                env={**os.environ, "GOGC": "800"},  # it keeps little, and would collect garbage all the time
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
             )
-        end = time.monotonic() + _DEADLINE
+        end = time.monotonic() + self._deadline
         while not self._ready():
             if self._process.poll() is not None or time.monotonic() > end:
                 self.close()
@@ -105,7 +119,7 @@ class Prometheus:
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
-            process.wait(_DEADLINE)
+            process.wait(self._deadline)
 
     # -- queries ---------------------------------------------------------------------------------------------------
 
@@ -146,7 +160,7 @@ class Prometheus:
             return False
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(_HOST, self.port, timeout=_DEADLINE)
+        connection = http.client.HTTPConnection(_HOST, self.port, timeout=self._deadline)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()

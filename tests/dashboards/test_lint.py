@@ -288,8 +288,6 @@ EXCLUSIONS: Final = (
             {
                 ("fleet", "Unexplained residue"),
                 ("fleet", "Unauthorized uses"),
-                ("fleet", "Why devices went out of service"),
-                ("fleet", "Findings"),
                 ("fleet", "Tenants with quarantines"),
                 ("fleet", "Unauthorized uses by node"),
                 ("node", "Scrub duration"),

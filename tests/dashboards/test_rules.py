@@ -22,8 +22,8 @@ import yaml
 from dashboards.queries import NOT_INITIALIZED_AT_ZERO
 from scripts.gen_rules import INHIBITION, PROMETHEUS_RULE, RULES, main, prometheus_files, prometheus_rule
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
+from scrubber.cli.command_tree import app
 from scrubber.cli.commands.history import parse_time
-from scrubber.cli.main import app
 from scrubber.domain.evidence import PathKind as ScrubPath
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.states import ADVERTISED, Health, Hygiene, RecoveryMethod

@@ -8,14 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.domain.assignment import Assignment, Claim, KubeletReading, ListedClaim, Pod, PodAbsence, Process, Trust
+from scrubber.domain.assignment import (
+    Assignment,
+    Claim,
+    JobManager,
+    KubeletReading,
+    ListedClaim,
+    Pod,
+    PodAbsence,
+    Process,
+    Trust,
+)
 from scrubber.domain.claims import (
+    ClaimPodFacts,
+    PreparedClaimState,
     ReleasingDevice,
     claim_kind,
     claim_problem,
     decide_release,
     is_prepared_for,
     merge_pods,
+    prepared_claim_state,
+    replaced_claims,
     shares_against_policy,
 )
 from scrubber.domain.codes import ErrorCode
@@ -332,3 +346,118 @@ def test_release_is_complete_when_no_device_is_left_or_those_left_are_out_of_ser
     assert (decision.is_done, decision.waits_for) == (False, ("GPU-1", "GPU-2"))
     decision = decide_release([ReleasingDevice(one, observes=True), ReleasingDevice(three, "xid-95")])
     assert (decision.is_done, decision.withheld) == (True, (("GPU-3", "xid-95"),))
+
+
+# -- claims that the kubelet has forgotten -----------------------------------------------------------------------------
+
+REMOVED = ClaimPodFacts(has_processes=False, is_removed=True)
+STARTING = ClaimPodFacts(has_processes=False, is_requested=True)
+NOTHING_LISTED = KubeletReading(Trust.TRUSTED)
+LISTS_CLAIM = KubeletReading(Trust.TRUSTED, claims=(ListedClaim(OTHER, CLAIM.driver, CLAIM.namespace, CLAIM.name),))
+UNREADABLE_LIST = KubeletReading(Trust.UNREADABLE, untrusted_reason="it does not answer")
+SHORT_LIST = KubeletReading(Trust.EMPTY_AFTER_RESTART, untrusted_reason="it has just started")
+
+
+@pytest.mark.parametrize(
+    ("claim", "facts", "reading", "state"),
+    [
+        (CLAIM, {FIRST: REMOVED, SECOND: REMOVED}, NOTHING_LISTED, PreparedClaimState.ABANDONED),
+        (CLAIM, {FIRST: REMOVED, SECOND: STARTING}, NOTHING_LISTED, PreparedClaimState.ABANDONED),
+        (CLAIM, {FIRST: REMOVED, SECOND: REMOVED}, LISTS_CLAIM, PreparedClaimState.LISTED),
+        (CLAIM, {FIRST: REMOVED}, NOTHING_LISTED, PreparedClaimState.UNPROVED),
+        (CLAIM, {FIRST: REMOVED, SECOND: ClaimPodFacts()}, NOTHING_LISTED, PreparedClaimState.UNPROVED),
+        (
+            CLAIM,
+            {FIRST: REMOVED, SECOND: replace(REMOVED, has_processes=True)},
+            NOTHING_LISTED,
+            PreparedClaimState.UNPROVED,
+        ),
+        (
+            CLAIM,
+            {FIRST: REMOVED, SECOND: replace(STARTING, has_processes=True)},
+            NOTHING_LISTED,
+            PreparedClaimState.UNPROVED,
+        ),
+        (
+            CLAIM,
+            {FIRST: REMOVED, SECOND: replace(REMOVED, is_removed=False)},
+            NOTHING_LISTED,
+            PreparedClaimState.UNPROVED,
+        ),
+        (CLAIM, {FIRST: REMOVED, SECOND: REMOVED}, UNREADABLE_LIST, PreparedClaimState.UNPROVED),
+        (CLAIM, {FIRST: REMOVED, SECOND: REMOVED}, SHORT_LIST, PreparedClaimState.UNPROVED),
+        (replace(CLAIM, pods=()), {}, NOTHING_LISTED, PreparedClaimState.UNPROVED),
+        (
+            replace(CLAIM, manager=JobManager.SLURM),
+            {FIRST: REMOVED, SECOND: REMOVED},
+            NOTHING_LISTED,
+            PreparedClaimState.UNPROVED,
+        ),
+    ],
+)
+def test_claim_is_abandoned_only_if_each_of_its_pods_is_over_and_a_trusted_list_lacks_it(
+    claim: Claim, facts: dict[Pod, ClaimPodFacts], reading: KubeletReading, state: PreparedClaimState
+) -> None:
+    assert prepared_claim_state(claim, facts, reading) is state
+
+
+LISTS_STARTING = KubeletReading(Trust.TRUSTED, claims=(ListedClaim(FIRST, CLAIM.driver, CLAIM.namespace, CLAIM.name),))
+
+
+@pytest.mark.parametrize(
+    ("facts", "reading", "same_devices", "state"),
+    [
+        ({FIRST: STARTING, SECOND: REMOVED}, NOTHING_LISTED, True, PreparedClaimState.ABANDONED),
+        ({FIRST: STARTING, SECOND: REMOVED}, LISTS_STARTING, True, PreparedClaimState.ABANDONED),
+        ({FIRST: STARTING, SECOND: REMOVED}, LISTS_STARTING, False, PreparedClaimState.LISTED),
+        (
+            {FIRST: replace(STARTING, has_processes=True), SECOND: REMOVED},
+            LISTS_STARTING,
+            True,
+            PreparedClaimState.LISTED,
+        ),
+        ({FIRST: REMOVED, SECOND: STARTING}, LISTS_STARTING, True, PreparedClaimState.LISTED),
+        ({FIRST: STARTING, SECOND: REMOVED}, LISTS_CLAIM, True, PreparedClaimState.LISTED),
+        ({FIRST: STARTING, SECOND: ClaimPodFacts()}, LISTS_STARTING, True, PreparedClaimState.UNPROVED),
+        ({FIRST: STARTING}, LISTS_STARTING, True, PreparedClaimState.UNPROVED),
+        ({FIRST: ClaimPodFacts(), SECOND: REMOVED}, NOTHING_LISTED, True, PreparedClaimState.UNPROVED),
+        ({FIRST: STARTING, SECOND: REMOVED}, UNREADABLE_LIST, True, PreparedClaimState.UNPROVED),
+        ({FIRST: STARTING, SECOND: REMOVED}, SHORT_LIST, True, PreparedClaimState.UNPROVED),
+    ],
+)
+def test_claim_that_is_requested_again_is_abandoned_only_if_it_is_listed_for_no_pod_but_one_that_has_not_started(
+    facts: dict[Pod, ClaimPodFacts], reading: KubeletReading, same_devices: bool, state: PreparedClaimState
+) -> None:
+    assert prepared_claim_state(CLAIM, facts, reading, same_devices=same_devices) is state
+
+
+def test_only_the_end_of_a_job_releases_it_although_it_is_requested_again() -> None:
+    job = replace(CLAIM, manager=JobManager.SLURM)
+    pods = {FIRST: STARTING, SECOND: STARTING}
+    assert prepared_claim_state(job, pods, NOTHING_LISTED, same_devices=True) is PreparedClaimState.UNPROVED
+
+
+def test_claim_is_abandoned_although_the_kubelet_lists_a_later_one_of_its_name() -> None:
+    pods = {FIRST: REMOVED, SECOND: REMOVED}
+    assert prepared_claim_state(CLAIM, pods, LISTS_CLAIM, is_replaced=True) is PreparedClaimState.ABANDONED
+
+
+def test_claim_is_replaced_by_one_of_the_same_name_that_was_prepared_later() -> None:
+    later = replace(CLAIM, uid="claim-3")
+    records = [
+        in_use(CLAIM),
+        replace(in_use(device="GPU-2"), open_grants=(replace(grant(later), at=NOW + 1),)),
+        in_use(RIVAL, device="GPU-3"),
+    ]
+    assert replaced_claims(records, NOTHING_LISTED) == {CLAIM.uid}
+    assert replaced_claims(records, LISTS_CLAIM) == {CLAIM.uid}
+    alone = [in_use(CLAIM), in_use(CLAIM, device="GPU-2"), in_use(RIVAL, device="GPU-3")]
+    assert replaced_claims(alone, NOTHING_LISTED) == frozenset()
+
+
+def test_claim_that_the_kubelet_lists_for_a_pod_of_it_is_not_replaced_whatever_the_clock_was() -> None:
+    other = replace(CLAIM, uid="claim-3", pods=(OTHER,))
+    records = [in_use(CLAIM), replace(in_use(device="GPU-2"), open_grants=(replace(grant(other), at=NOW - 1),))]
+    assert replaced_claims(records, LISTS_CLAIM) == {CLAIM.uid}
+    both = replace(LISTS_CLAIM, claims=(*LISTS_CLAIM.claims, replace(LISTS_CLAIM.claims[0], pod=FIRST)))
+    assert replaced_claims(records, both) == frozenset()

@@ -1,5 +1,6 @@
 """What the kubelet remembers of claims over its own restarts, reboots and outages of the API server."""
 
+import asyncio
 import json
 import zlib
 from collections.abc import AsyncIterator
@@ -165,6 +166,39 @@ async def test_claims_of_a_running_pod_are_not_released_after_the_loss_of_the_ch
     await node.kubelet.start()
     await node.kubelet.delete(pod)
     assert driver.unprepares == []
+
+
+async def test_claim_that_is_prepared_while_a_restarted_kubelet_releases_it_is_never_released(
+    node: DraNode, driver: TinyDriver
+) -> None:
+    """A gap of the real kubelet: the end of the release makes it forget the claim, with the pod that has joined it."""
+    accept, release = driver.on_prepare, driver.on_unprepare
+    prepared, answered = asyncio.Event(), asyncio.Event()
+
+    async def prepare_late(claims: Claims) -> Any:
+        prepared.set()
+        await answered.wait()
+        return await accept(claims)
+
+    async def release_beside_it(claims: Claims) -> Any:
+        await prepared.wait()
+        return await release(claims)
+
+    node.claim()
+    first = await node.run(claiming("a"))
+    await node.kubelet.restart()
+    await back(node, driver)
+    driver.on_prepare, driver.on_unprepare = prepare_late, release_beside_it
+    node.api.delete(PODS, "a", "default", options={"gracePeriodSeconds": 1})
+    await node.until(lambda: driver.unprepares)
+    second = await node.kubelet.submit(claiming("b"), SOON)
+    await node.until(lambda: first.gone)
+    answered.set()
+    await node.until(lambda: node.calls("FailedPrepareDynamicResources"))
+    assert "unable to get claim info" in node.calls("FailedPrepareDynamicResources")[-1].detail
+    await node.kubelet.delete(second)
+    assert driver.unprepares == [["claim"]]
+    assert checkpoint(node) == []
 
 
 async def test_pod_that_ends_while_the_api_server_is_away_is_reported_afterwards(

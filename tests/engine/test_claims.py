@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.domain.assignment import Claim, Pod
+from scrubber.domain.assignment import Claim, KubeletReading, Pod, Trust
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceBusy, InvalidRequest, NotReady, Quarantined, Refused, ScrubberError
 from scrubber.domain.handover_kind import Basis
@@ -19,7 +19,7 @@ from scrubber.engine.views import ClaimRelease, GrantedDevice, PrepareClaimCall
 from tests.engine.test_yielding import driverless_node
 from tests.simulation.claims import DRIVER, SimulatedClaim
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
-from tests.simulation.kubelet import Tenant
+from tests.simulation.kubelet import Gone, Tenant
 from tests.simulation.service import Pace
 from tests.simulation.start_requests import admitted, request_start, started
 from tests.simulation.timeline import in_virtual_time
@@ -118,6 +118,62 @@ async def test_repeated_prepare_refuses_a_device_that_failed_since_and_names_the
         assert claim.withheld == (cluster.gpu(1).id,)
 
 
+@in_virtual_time
+async def test_pod_starts_although_its_device_fails_after_it_was_prepared_and_before_the_pod_s_other_claim() -> None:
+    """The kubelet marks neither claim as prepared, and calls for both again; a pod that waits need not be deleted for that."""
+    async with simulated_cluster() as cluster:
+        process = await cluster.claims.use_process(tuple(cluster.process_table.gpus))
+        claim = allocated(cluster)
+        tenant = cluster.claims.admit(claim, "train-0", refused_beside=5.0)
+        await cluster.until(lambda: claim.uid in process.cdi.files)
+        cluster.gpu().ecc = 1
+        await cluster.until(lambda: not cluster.record().advertised)
+        await cluster.until(lambda: cluster.record().hygiene is not Hygiene.IN_USE)
+        assert claim.uid not in process.cdi.files
+        await cluster.until(lambda: tenant.running, within=600.0)
+        assert [(each.grant, each.basis) for each in claim.answer] == [(2, Basis.CERTIFICATE)]
+
+
+@in_virtual_time
+async def test_claim_whose_only_pod_has_not_started_is_released_when_its_device_failed() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster, 0, 1)
+        tenant = cluster.claims.admit(claim, "train-0", starts=False)
+        await cluster.claims.prepare(claim, tenant)
+        await cluster.node.actions.quarantine(cluster.gpu(1).id, "because", "uid:0")
+        wrong = await refusal(cluster, claim.call())
+        assert (type(wrong), wrong.code) == (NotReady, ErrorCode.CLAIM_ABANDONED)
+        assert [cluster.record(number).prepared_claims for number in (0, 1)] == [(), ()]
+        (event, _) = [each for each in cluster.ledger_store.events if each.name == "claim.unprepare-requested"]
+        assert event.actor == "service"
+        wrong = await refusal(cluster, claim.call())
+        assert isinstance(wrong, Quarantined)
+        assert "deleted" not in wrong.public_message
+        await cluster.node.actions.unquarantine(cluster.gpu(1).id, "looked at", "uid:0")
+        await cluster.until(lambda: cluster.record(1).advertised, within=600.0)
+        assert [each.grant for each in await prepared(cluster, claim.call())] == [2, 2]
+
+
+@in_virtual_time
+@pytest.mark.parametrize("why", ["shared", "unreadable", "untrusted"])
+async def test_claim_is_kept_although_its_device_failed_while_a_pod_of_it_may_start_or_run(why: str) -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = cluster.claims.admit(claim, "train-0", starts=False)
+        await cluster.claims.prepare(claim, tenant)
+        if why == "shared":  # the kubelet may have the answer, and start one of the two without a call
+            cluster.claims.admit(claim, "train-1", starts=False)
+        elif why == "unreadable":
+            cluster.unreadable.add(tenant.uid)
+        else:
+            cluster.kubelet.trust = Trust.UNREADABLE
+        await cluster.node.actions.quarantine(cluster.gpu().id, "because", "uid:0")
+        wrong = await refusal(cluster, claim.call())
+        assert isinstance(wrong, Quarantined)
+        assert "once the claim's pods are deleted" in wrong.public_message
+        assert [each.uid for each in cluster.record().prepared_claims] == [claim.uid]
+
+
 async def start_ungranted(cluster: SimulatedCluster, name: str) -> Tenant:
     """Return a pod that the kubelet has started on device 0 without a hand-over, once the service knows of it."""
     intruder, device = await admitted(cluster, name=name), cluster.gpu().id
@@ -125,6 +181,22 @@ async def start_ungranted(cluster: SimulatedCluster, name: str) -> Tenant:
     cluster.process_table.open(proc, device)
     await cluster.until(lambda: intruder.pod in [each.pod for each in cluster.record().open_grants], within=10.0)
     return intruder
+
+
+@in_virtual_time
+async def test_claim_whose_only_pod_has_not_started_waits_for_another_pod_that_got_its_device_since() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = cluster.claims.admit(claim, "train-0", starts=False)
+        await cluster.claims.prepare(claim, tenant)
+        intruder = await start_ungranted(cluster, "sudden-0")
+        assert (await refusal(cluster, claim.call())).code is ErrorCode.CLAIM_ABANDONED
+        wrong = await refusal(cluster, claim.call(wait=5.0))
+        assert "deleted" not in wrong.public_message
+        cluster.kubelet.delete(intruder)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN, within=120.0)
+        answer = await prepared(cluster, claim.call())
+        assert [each.basis for each in answer] == [Basis.CERTIFICATE]
 
 
 @in_virtual_time
@@ -670,6 +742,160 @@ async def test_kubelet_that_restarts_during_a_prepare_calls_again_and_gets_one_g
         cluster.kubelet.retry_pre_start(tenant)
         await cluster.until(lambda: tenant.running)
         assert grants_of(cluster) == 1
+
+
+async def claim_whose_release_the_kubelet_lost(cluster: SimulatedCluster) -> SimulatedClaim:
+    """Return a claim that is prepared although its pods are gone, and that the kubelet has forgotten.
+
+    A restarted kubelet calls Prepare for a pod that joins the claim while it releases it. It forgets the claim when the
+    release succeeds, so that the answer to Prepare is lost, and the pod is deleted before the next try.
+    """
+    claim = allocated(cluster)
+    tenant = await running(cluster, claim)
+    cluster.kubelet.restart()
+    cluster.kubelet.delete(tenant)
+    await cluster.until(lambda: claim.releasing)
+    second = cluster.claims.admit(claim, "train-1", starts=False)
+    with pytest.raises(Gone):
+        await cluster.claims.before_start(second)
+    cluster.kubelet.delete(second)
+    await cluster.until(lambda: not second.listed)
+    assert [each.uid for each in cluster.record().prepared_claims] == [claim.uid]
+    return claim
+
+
+@in_virtual_time
+async def test_claim_whose_release_the_kubelet_lost_gets_other_devices_after_its_former_ones_are_released() -> None:
+    async with simulated_cluster() as cluster:
+        process = await cluster.claims.use_process(tuple(cluster.process_table.gpus))
+        claim = await claim_whose_release_the_kubelet_lost(cluster)
+        cluster.claims.allocate_again(claim, [cluster.gpu(1).id])
+        tenant = cluster.claims.admit(claim, "train-2")
+        await cluster.until(lambda: tenant.running)
+        assert tenant.refusals == []
+        await cluster.until(lambda: cluster.record(0).hygiene is Hygiene.CLEAN)
+        assert process.cdi.files == {claim.uid: process.cdi.files[claim.uid]}
+        (event,) = [each for each in cluster.ledger_store.events if each.actor == "service" and "claim" in each.fields]
+        assert (event.name, event.device) == ("claim.unprepare-requested", cluster.gpu(0).id)
+
+
+@in_virtual_time
+async def test_another_claim_gets_the_device_of_a_claim_whose_release_the_kubelet_lost() -> None:
+    async with simulated_cluster() as cluster:
+        process = await cluster.claims.use_process(tuple(cluster.process_table.gpus))
+        lost = await claim_whose_release_the_kubelet_lost(cluster)
+        other = allocated(cluster, 0, 1, namespace="umbrella")
+        tenant = cluster.claims.admit(other, "train-2")
+        await cluster.until(lambda: tenant.running)
+        assert tenant.refusals == []
+        assert lost.uid not in process.cdi.files
+
+
+@in_virtual_time
+async def test_forgotten_claim_is_released_for_another_one_only_when_its_pod_is_over() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.kubelet.force_delete(tenant, 60.0)
+        cluster.claims.forget(claim)
+        following = allocated(cluster, namespace="umbrella")
+        wrong = await refusal(cluster, following.call(wait=20.0))
+        assert wrong.code is ErrorCode.PREPARED_FOR_CLAIM
+        assert cluster.record().hygiene is Hygiene.IN_USE
+        await cluster.run(60.0)
+        assert (await refusal(cluster, following.call())).code is ErrorCode.CLAIM_ABANDONED
+        assert [each.grant for each in await prepared(cluster, following.call())] == [2]
+
+
+@in_virtual_time
+async def test_forgotten_claim_is_kept_while_a_pod_of_it_cannot_be_read() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.kubelet.force_delete(tenant, 0.5)
+        cluster.claims.forget(claim)
+        cluster.unreadable.add(tenant.uid)
+        await cluster.run(60.0)
+        wrong = await refusal(cluster, replace(claim.call(), devices=(cluster.gpu(1).id,)))
+        assert wrong.code is ErrorCode.CLAIM_CHANGED
+        assert cluster.gpu(0).id in str(wrong)
+        assert "scrubber scrub" in str(wrong)
+        assert cluster.record().hygiene is Hygiene.IN_USE
+
+
+@in_virtual_time
+async def test_claim_of_a_living_pod_is_kept_although_the_clock_was_set_back_after_a_forgotten_one_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with simulated_cluster() as cluster:
+        former = allocated(cluster)
+        cluster.kubelet.force_delete(await running(cluster, former), 0.5)
+        cluster.claims.forget(former)
+        await cluster.run(10.0)
+        wall = cluster.clock.wall
+        monkeypatch.setattr(cluster.clock, "wall", lambda: wall() - 3600.0)
+        claim = allocated(cluster, 1)
+        claim.name, former.name = former.name, "former"
+        first = await running(cluster, claim)
+        await cluster.run(5.0)
+        second = await running(cluster, claim, "train-1")
+        await cluster.run(5.0)
+        cluster.kubelet.delete(first)
+        await cluster.until(lambda: not first.listed)
+        await cluster.run(60.0)
+        assert second.running
+        wrong = await refusal(cluster, allocated(cluster, 1, namespace="umbrella").call())
+        assert wrong.code is ErrorCode.PREPARED_FOR_CLAIM
+        assert (
+            await refusal(cluster, allocated(cluster, namespace="umbrella").call())
+        ).code is ErrorCode.CLAIM_ABANDONED
+
+
+@in_virtual_time
+async def test_claim_prepared_for_another_pod_after_the_list_was_read_is_kept_where_pods_have_no_cgroups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with simulated_cluster() as cluster:
+        cluster.process_table.has_cgroups = False
+        claim = allocated(cluster)
+        first = await running(cluster, claim)
+        second = cluster.claims.admit(claim, "train-1", starts=False)
+        call = claim.call()
+        second.gone_since = cluster.clock.monotonic()  # the kubelet has not seen it yet
+        await prepared(cluster, call)
+        cluster.kubelet.force_delete(first, 0.5)
+        cluster.claims.forget(claim)
+        await cluster.run(10.0)
+        read = cluster.kubelet.reading
+        answers: list[asyncio.Task[tuple[GrantedDevice, ...]]] = []
+
+        def reading() -> KubeletReading:
+            found = read()
+            if not answers:
+                second.gone_since = None
+                answers.append(asyncio.create_task(prepared(cluster, claim.call())))
+            return found
+
+        rival = allocated(cluster, namespace="umbrella").call(wait=5.0)
+        monkeypatch.setattr(cluster.kubelet, "reading", reading)
+        assert (await refusal(cluster, rival)).code is ErrorCode.PREPARED_FOR_CLAIM
+        assert [each.grant for each in await answers[0]] == [1]
+        assert [each.uid for each in cluster.record().prepared_claims] == [claim.uid]
+
+
+@in_virtual_time
+async def test_forgotten_claim_of_another_driver_is_left_to_an_operator() -> None:
+    """Its driver removes the CDI specification, and the one that asks does not know it."""
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.kubelet.force_delete(tenant, 0.5)
+        cluster.claims.forget(claim)
+        await cluster.run(60.0)
+        call = allocated(cluster, namespace="umbrella").call()
+        wrong = await refusal(cluster, replace(call, claim=replace(call.claim, driver="other.example.com")))
+        assert wrong.code is ErrorCode.PREPARED_FOR_CLAIM
+        assert "scrubber scrub" in str(wrong)
 
 
 @in_virtual_time

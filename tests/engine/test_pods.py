@@ -80,16 +80,17 @@ class Now(SystemClock):
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self.offset = 0.0
 
     def monotonic(self) -> float:
         return self._node.at + self._node.passed + 1.0
 
     def wall(self) -> float:
-        return GRANT.at + 60.0
+        return GRANT.at + 60.0 + self.offset
 
 
-def watching(node: Node) -> PodTracker:
-    watch = PodTracker(assignments=node, containers=node, pod_cgroups=node, clock=Now(node))
+def watching(node: Node, clock: Now | None = None) -> PodTracker:
+    watch = PodTracker(assignments=node, containers=node, pod_cgroups=node, clock=clock or Now(node))
     watch.track([POD])
     return watch
 
@@ -324,6 +325,19 @@ async def test_pod_has_run_only_if_its_container_was_observed_since_the_grant() 
     assert watch.has_run(GRANT)
     assert watch.has_run(replace(GRANT, at=GRANT.at + 60.0))
     assert not watch.has_run(replace(GRANT, at=GRANT.at + 61.0)), "that was before this grant"
+
+
+async def test_run_before_the_clock_was_set_back_is_no_run_since_a_later_grant() -> None:
+    node = Node()
+    clock = Now(node)
+    watch = watching(node, clock)
+    node.running = (SANDBOX, MAIN)
+    await sample(watch, node)
+    clock.offset = -3600.0
+    assert not watch.has_run(GRANT)
+    later = replace(GRANT, at=clock.wall())
+    clock.offset = 0.0
+    assert not watch.has_run(later), "an hour later it is still unknown"
 
 
 async def test_idle_time_of_a_device_before_the_grant_does_not_end_an_unknown_pod() -> None:

@@ -128,6 +128,16 @@ async def test_hung_driver_is_waited_for_without_costing_a_recovery_attempt() ->
 
 
 @in_virtual_time
+async def test_device_returns_although_the_clock_was_set_back_by_hours_while_its_recovery_waited() -> None:
+    async with simulated_cluster(devices=1) as cluster:
+        cluster.gpu().stuck = True
+        await cluster.until(lambda: cluster.record().health is Health.QUARANTINED)
+        cluster.gpu().stuck = False
+        cluster.clock.offset = -5 * 3600.0
+        await cluster.until(lambda: cluster.record().health is Health.HEALTHY, within=600.0)
+
+
+@in_virtual_time
 async def test_device_whose_memory_does_not_clear_is_quarantined_and_never_granted() -> None:
     async with simulated_cluster(devices=1) as cluster:
         tenant = await running(cluster)

@@ -256,6 +256,16 @@ async def test_end_of_a_container_while_a_start_is_being_decided_lets_it_decide_
 
 
 @in_virtual_time
+async def test_scrub_of_a_device_whose_pod_has_ended_begins_although_the_kubelet_takes_long_to_list_pods() -> None:
+    async with simulated_cluster() as cluster:
+        tenant = await started(cluster)
+        await cluster.run(3.0)
+        cluster.kubelet.delay = 1000.0
+        cluster.kubelet.delete(tenant)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN, within=5.0)
+
+
+@in_virtual_time
 async def test_pods_whose_ends_cannot_be_watched_are_reported_released_by_the_kubelets_list_and_tried_again() -> None:
     async with simulated_cluster(devices=3) as cluster:
         cluster.process_table.watch_error = "The end of a pod cannot be watched: no space left (see max_user_watches)."

@@ -112,10 +112,11 @@ def _options(arguments: Sequence[str] | None) -> tuple[Options, Path | None, Seq
     found = parser.parse_args(arguments)
     if found.leave_settings and found.allow_settings:
         parser.error("--leave-settings and --allow-settings contradict each other")
+    extent = QUICK if found.quick else FULL
     root = found.stand_ins or found.driver_root
     options = Options(
         places=_stood_in(root) if found.stand_ins else DriverPaths.below(root),
-        extent=QUICK if found.quick else FULL,
+        extent=extent.for_stand_ins() if found.stand_ins else extent,
         device=found.device,
         leave_settings=found.leave_settings,
         allow_settings=found.allow_settings,

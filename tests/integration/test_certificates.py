@@ -1,7 +1,7 @@
 """Certificates of a real service: signed with the node's key, and verified by programs that have only that key.
 
-Three verifiers check the same files and must agree: the command, the script in ``docs`` that uses no code of this
-project, and the service itself.
+Verifiers check the same files and must agree: the command, the script in ``docs`` that uses no code of this project, the
+service itself, and the libraries of the DSSE and in-toto projects.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ from typing import Any
 import pytest
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from google.protobuf import json_format
+from in_toto_attestation.v1.statement import Statement
+from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import VerificationError
+from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 
-from scrubber.adapters.signing.ed25519 import Ed25519Key, EphemeralKey
+from scrubber.adapters.signing.ed25519 import Ed25519Key, EphemeralKey, key_id
 from scrubber.adapters.signing.envelope import MAX_ENVELOPE_BYTES, write_envelope
 from scrubber.adapters.signing.node_key import FILE_NAME
 from scrubber.cli.commands.certificate import app
 from scrubber.cli.render.certificate import claim_json
-from scrubber.domain.formatting import rfc3339
-from scrubber.domain.statement import PAYLOAD_TYPE, pae, statement
+from scrubber.domain.statement import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE, pae, statement
 from scrubber.emulator.playground import Playground
 from tests.api.service import CERTIFICATE
 from tests.cli.test_certificate import offline
@@ -42,6 +48,20 @@ def changed(**changes: Any) -> bytes:
     return json.dumps(json.loads(GOOD) | changes).encode()
 
 
+def signed(payload: bytes) -> bytes:
+    return write_envelope(payload, KEY.key_id, KEY.sign(payload)).encode()
+
+
+OTHER_STATEMENTS = (
+    PAYLOAD.replace(b"scrubber.dev/certificate/v1", b"slsa.dev/provenance/v1"),
+    PAYLOAD.replace(b"scrubber.dev/certificate/v1", b"scrubber.dev/certificate/v2"),
+    PAYLOAD.replace(b"Statement/v1", b"Statement/v0.1"),
+    PAYLOAD.replace(b'"_type"', b'"_types"'),
+    b"[]",
+)
+"""What the node's key could sign besides certificates, in envelopes of the same type."""
+
+
 def by_script(envelope: Path, key: Path) -> tuple[int, str]:
     """Run the script; return its exit code and output. Isolated mode excludes accidental imports of this project."""
     words = [sys.executable, "-I", str(SCRIPT), str(envelope), str(key)]
@@ -50,10 +70,27 @@ def by_script(envelope: Path, key: Path) -> tuple[int, str]:
     return ended.returncode, ended.stdout
 
 
+def by_in_toto(envelope: bytes, public_pem: str) -> dict[str, Any] | None:
+    """Return the statement in ``envelope`` as the libraries of DSSE and in-toto read it; None if they do not accept it.
+
+    Unlike DSSE itself, that library requires the key's id in the envelope.
+    """
+    key = SSlibKey.from_crypto(load_pem_public_key(public_pem.encode()), keyid=key_id(public_pem))
+    try:
+        opened = Envelope.from_dict(json.loads(envelope))
+        opened.verify([key], threshold=1)
+    except (ValueError, KeyError, VerificationError):
+        return None
+    assert opened.payload_type == PAYLOAD_TYPE
+    found = Statement.copy_from_pb(json_format.Parse(opened.payload, StatementMessage()))
+    found.validate()
+    return json_format.MessageToDict(found.pb)
+
+
 def as_shown(certified: dict[str, Any]) -> dict[str, Any]:
-    """What the command shows of a payload, without the number of its format."""
-    shown = {name: value for name, value in certified.items() if name != "id"}
-    return shown | {"metadata": {"name": certified["id"]}, "issuedAt": rfc3339(certified["issuedAt"])}
+    """What the command shows of a payload."""
+    shown = {name: value for name, value in certified["predicate"].items() if name != "id"}
+    return shown | {"metadata": {"name": certified["predicate"]["id"]}, "deviceID": certified["subject"][0]["name"]}
 
 
 async def by_command(envelope: Path, key: Path) -> int:
@@ -75,7 +112,7 @@ class TestVerificationScript:
         code, out = by_script(tmp_path / "c.json", tmp_path / "key.pem")
         assert code == 0
         certified = json.loads(out)
-        assert certified.pop("format") == 1
+        assert certified == by_in_toto(GOOD.encode(), KEY.public_key)
         assert as_shown(certified) == claim_json(CERTIFICATE)
 
     def test_verification_script_without_two_files_prints_its_usage(self) -> None:
@@ -101,6 +138,7 @@ class TestVerificationScript:
             (changed(signatures=[]), 1),
             (changed(signatures=[{"keyid": KEY.key_id, "sig": ""}]), 1),
             (write_envelope(PAYLOAD, KEY.key_id, EphemeralKey().sign(PAYLOAD)).encode(), 1),
+            *((signed(replaced), 1) for replaced in OTHER_STATEMENTS),
             (write_envelope(b"[", KEY.key_id, KEY.sign(b"[")).encode(), 1),
             (b"", 2),
             (b"\xff\xfe", 2),
@@ -133,18 +171,55 @@ class TestVerificationScript:
         assert await by_command(tmp_path / "c.json", tmp_path / "key.pem") == 2
 
 
+@pytest.mark.parametrize(
+    ("envelope", "accepted"),
+    [
+        (GOOD.encode(), True),
+        (changed(payload=base64.urlsafe_b64encode(PAYLOAD).decode()), True),
+        (changed(payload=base64.b64encode(PAYLOAD + b" ").decode()), False),
+        (changed(payloadType="application/json"), False),
+        (changed(signatures=[]), False),
+        (changed(signatures=[{"keyid": KEY.key_id, "sig": ""}]), False),
+        (
+            changed(signatures=[{"keyid": EphemeralKey().key_id, "sig": json.loads(GOOD)["signatures"][0]["sig"]}]),
+            False,
+        ),
+        (write_envelope(PAYLOAD, KEY.key_id, EphemeralKey().sign(PAYLOAD)).encode(), False),
+    ],
+)
+def test_libraries_of_in_toto_accept_exactly_what_the_node_signed(envelope: bytes, accepted: bool) -> None:
+    assert by_in_toto(envelope, KEY.public_key) == (json.loads(PAYLOAD) if accepted else None)
+
+
 class TestCertificatePage:
     PAGE = (SCRIPT.parent / "certificates.md").read_text()
 
     def test_certificate_page_documents_every_key_of_the_payload(self) -> None:
         _, _, payload = self.PAGE.partition("## The payload")
         rows = re.findall(r"^\| (`.*?) \|", payload.partition("\n## ")[0], re.MULTILINE)
-        assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(json.loads(PAYLOAD))
+        assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(
+            [*json.loads(PAYLOAD), *json.loads(PAYLOAD)["predicate"]]
+        )
+
+    def test_lines_of_the_page_verify_a_certificate_with_the_libraries_of_in_toto(self, tmp_path: Path) -> None:
+        (lines,) = re.findall(r"^```python\n(import json\n.*?)^```$", self.PAGE, re.MULTILINE | re.DOTALL)
+        (tmp_path / "certificate.json").write_text(GOOD)
+        for key, code in ((KEY, 0), (EphemeralKey(), 1)):
+            (tmp_path / "node.pem").write_text(key.public_key)
+            ended = subprocess.run(
+                [sys.executable, "-I", "-W", "ignore", "-c", lines],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert ended.returncode == code, ended.stderr
+            assert (CERTIFICATE.device in ended.stdout, "VerificationError" in ended.stderr) == (not code, bool(code))
 
     def test_certificate_page_names_existing_commands_only(self) -> None:
         typed = set(re.findall(r"scrubber certificate (\w+)", self.PAGE))
         assert typed == set(typer.main.get_group(app).commands)
-        assert f"{PAYLOAD_TYPE}`" in self.PAGE
+        assert all(f"`{each}`" in self.PAGE for each in (PAYLOAD_TYPE, STATEMENT_TYPE, PREDICATE_TYPE))
         assert f"`{FILE_NAME}`" in self.PAGE
 
 
@@ -184,10 +259,11 @@ async def test_every_certificate_of_a_node_can_be_verified_elsewhere() -> None:
             code, out = by_script(file, key)
             assert code == 0
             certified = json.loads(out)
-            assert certified.pop("format") == 1
+            assert certified == by_in_toto(file.read_bytes(), key.read_text())
+            assert by_in_toto(file.read_bytes(), wrong.read_text()) is None
             shown = as_shown(certified)
             assert {name: item[name] for name in shown} == shown
-            assert certified["covered"], "what was measured is in there"
+            assert certified["predicate"]["covered"], "what was measured is in there"
             assert await by_command(file, key) == 0
             assert (by_script(file, wrong)[0], await by_command(file, wrong)) == (1, 1)
             ended = await stage.run_command("certificate", "verify", str(file))

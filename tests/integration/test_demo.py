@@ -9,8 +9,9 @@ from functools import partial
 
 import pytest
 
-from scrubber.emulator import scenario
+from scrubber.emulator import playground, scenario
 from scrubber.emulator.playground import Playground
+from tests import forkserver
 
 SCENES = (
     "1. Without the scrub service: an ordinary device plugin",
@@ -38,6 +39,12 @@ COMMAND_SCENES = (
 )
 
 
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The services execute their children: the scenario finds the eraser by its command line."""
+    monkeypatch.setattr(playground, "start_module", forkserver.start)
+
+
 def scenes_are_played(scenes: Sequence[str], output: str) -> None:
     lines = output.splitlines()
     positions = [lines.index(scene) for scene in scenes]
@@ -59,7 +66,7 @@ def test_demo_of_another_kind_plays_every_scene_and_returns_0(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Smaller than what users see: most of the demo's time is the clearing of memory.
-    monkeypatch.setattr(scenario, "Playground", partial(Playground, memory="128MiB"))
+    monkeypatch.setattr(scenario, "Playground", partial(Playground, memory="16MiB"))
     status = scenario.main(dra=kind == "dra", command=kind == "command")
     output = capsys.readouterr().out
     assert status == 0, output

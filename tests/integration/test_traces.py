@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -92,6 +93,9 @@ async def collecting() -> AsyncIterator[Collector]:
 async def traced(endpoint: str) -> AsyncIterator[Playground]:
     """Provide a stage whose two daemons export traces to ``endpoint`` at short intervals."""
     async with Playground(devices=1, memory="2MiB", policy=QUICK) as stage:
+        arguments = list(stage.service.arguments)
+        arguments[arguments.index("--metrics-address") + 1] = "127.0.0.1:0"
+        stage.service.arguments = arguments
         for daemon in (stage.service, stage.plugin):
             daemon.arguments = [*daemon.arguments, "--traces", "otlp", "--node-name", "node-7"]
             daemon.environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50"}
@@ -143,10 +147,25 @@ async def test_start_of_a_pod_is_one_trace_through_both_daemons_down_to_the_scru
             proof["certificate"],
             scrub.attributes["scrubber.scrub_id"],
         )
+        names = f'{{scrub_id="{proof["scrub_id"]}",trace_id="{scrub.written.trace_id.hex()}"}}'
+        exemplars = await asyncio.to_thread(_exemplars, stage.service)
+        assert ("scrubber_scrub_duration_seconds", names) in exemplars, "a graph leads to the trace of the scrub"
 
 
 def _last(daemon: Daemon, event: str) -> dict[str, Any]:
     return [each for each in log_lines.lines(daemon) if each["event"] == event][-1]
+
+
+def _exemplars(daemon: Daemon) -> set[tuple[str, str]]:
+    """Return histogram and labels of every exemplar on the metrics page of ``daemon``."""
+    page = urllib.request.Request(
+        f"http://{_last(daemon, 'metrics.serving')['address']}/metrics",
+        headers={"Accept": "application/openmetrics-text; version=1.0.0"},
+    )
+    with urllib.request.urlopen(page, timeout=SOON) as response:
+        lines = response.read().decode().splitlines()
+    marked = (line.partition(" # ") for line in lines if not line.startswith("#"))
+    return {(sample.split("_bucket{")[0], text[: text.index("}") + 1]) for sample, _, text in marked if text}
 
 
 def _granted(collector: Collector) -> list[tuple[Span, Span]]:

@@ -18,8 +18,11 @@ from scrubber.domain.errors import (
 )
 from scrubber.domain.evidence import Outcome, PathKind, ScrubTrigger, Severity, Step, StepResult, Verdict
 from scrubber.domain.handover_kind import HandOverKind
+from scrubber.observability.log_context import LogContextTracer
+from scrubber.observability.metrics.labels import exemplar
 from scrubber.ports.record import Event
 from tests.measures import NOON, Measures, event, finding, memory, scrub, shown
+from tests.observability.traces_stage import Sent, trace_of
 
 
 @pytest.fixture
@@ -87,6 +90,43 @@ def test_scrub_and_step_durations_carry_the_scrub_id_as_exemplar(measures: Measu
     (of_the_step,) = (line for line in page if line.startswith("scrubber_step_duration") and "# {" in line)
     assert '# {scrub_id="S-1"} 20.0' in of_the_scrub
     assert '# {scrub_id="scrub-7"} 3.0' in of_the_step
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_exemplar_names_the_trace_only_if_the_sampler_keeps_it(
+    kept: bool, measures: Measures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on" if kept else "always_off")
+    sent = Sent()
+    with LogContextTracer(sent.traces).span("hand-over"):
+        measures(event("handover.granted", path="fast", kind="unknown", duration_seconds=0.004))
+        measures.metrics.record_scrub(scrub(memory(3.0), id="scrub-7"))
+        measures(finished())
+    trace = f',trace_id="{trace_of(sent.named("hand-over")):032x}"' if kept else ""
+    page = measures.page("application/openmetrics-text; version=1.0.0").splitlines()
+    found = {line.split("_bucket")[0]: line.split("# ")[1] for line in page if "_bucket{" in line and "# {" in line}
+    assert {name: text.rsplit(" ", 1)[0] for name, text in found.items()} == {
+        "scrubber_handover_duration_seconds": f'{{scrub_id="S-1"{trace}}} 0.004',
+        "scrubber_scrub_duration_seconds": f'{{scrub_id="S-1"{trace}}} 20.0',
+        "scrubber_step_duration_seconds": f'{{scrub_id="scrub-7"{trace}}} 3.0',
+    }
+
+
+@pytest.mark.parametrize(
+    ("scrub_id", "trace", "labels"),
+    [
+        (None, None, None),
+        (None, "ab" * 16, {"trace_id": "ab" * 16}),
+        ("s" * 80, "ab" * 16, {"scrub_id": "s" * 80, "trace_id": "ab" * 16}),
+        ("s" * 81, "ab" * 16, {"scrub_id": "s" * 81}),
+        ("s" * 120, None, {"scrub_id": "s" * 120}),
+        ("s" * 121, "ab" * 16, {"trace_id": "ab" * 16}),
+    ],
+)
+def test_exemplar_has_at_most_128_characters(
+    scrub_id: str | None, trace: str | None, labels: dict[str, str] | None
+) -> None:
+    assert exemplar(scrub_id, trace) == labels
 
 
 def test_step_duration_is_measured_by_path_and_verdict(measures: Measures) -> None:

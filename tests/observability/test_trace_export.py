@@ -10,11 +10,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread, current_thread
 from typing import Any
 
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
@@ -22,6 +24,8 @@ from scrubber.domain.errors import InvalidConfiguration, NotReady
 from scrubber.observability import tracing
 from scrubber.observability.tracing import OpenTelemetryTracer
 from tests.observability.traces_stage import RESOURCE, Sent
+
+PROTOCOLS = ("grpc", "http/protobuf")
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ def opened(log: Lines | None = None) -> OpenTelemetryTracer:
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1:4317", "https://HOST:PORT"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:99999", "https://HOST:PORT"),
         ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "unix:///run/otel.sock", "https://HOST:PORT"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "grpc"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "http/protobuf"),
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/ca.pem", "/nowhere/ca.pem"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a b:4317", "https://HOST:PORT"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "more than 0"),
@@ -107,6 +111,8 @@ def test_sampler_ratio_that_the_library_would_ignore_is_refused(environment: pyt
     [
         ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization: Bearer s3cr3t"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=ok,s3cr3t"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cr3t%0Amore"),
+        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "authorization=s3cr3t%E2%82%AC"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://ingest:s3cr3t@collector.example:4317"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://ingest:s3cr3t@collector.example"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://ingest:s3cr3t@[::1"),
@@ -116,7 +122,7 @@ def test_refusal_names_the_variable_and_hides_its_secret(
     environment: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     environment.setenv(variable, value)
-    with pytest.raises(InvalidConfiguration, match=variable) as refusal:
+    with pytest.raises(InvalidConfiguration, match=variable.replace("_TRACES", "")) as refusal:
         opened()
     assert "s3cr3t" not in str(refusal.value)
 
@@ -145,6 +151,59 @@ def test_export_start_is_logged_with_the_endpoint_and_no_secret(environment: pyt
     opened(log).close()
     facts = {"endpoint": "collector.example:4317", "encrypted": True, "sampler": "parentbased_always_on"}
     assert log.lines == [("traces.exporting", facts)]
+
+
+@contextmanager
+def http_collector() -> Iterator[tuple[str, list[tuple[str, ExportTraceServiceRequest]]]]:
+    """Provide the address of a collector that accepts OTLP over HTTP, and what it received: path and request."""
+    received: list[tuple[str, ExportTraceServiceRequest]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            assert self.headers["Content-Type"] == "application/x-protobuf"
+            received.append((self.path, ExportTraceServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", received
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+@pytest.mark.parametrize(
+    ("variable", "suffix", "path"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "", "/v1/traces"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "/otlp/", "/otlp/v1/traces"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "/mine", "/mine"),
+    ],
+)
+def test_spans_are_sent_over_http_to_the_path_that_the_variable_means(
+    environment: pytest.MonkeyPatch, variable: str, suffix: str, path: str
+) -> None:
+    log = Lines()
+    with http_collector() as (address, received):
+        environment.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        environment.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
+        environment.setattr(tracing, "FLUSH_SECONDS", 60.0)
+        environment.setenv(variable, f"{address}{suffix}")
+        traces = opened(log)
+        with traces.span("hand-over"):
+            pass
+        traces.close()
+    ((where, request),) = received
+    assert where == path
+    (resource,) = request.resource_spans
+    assert [span.name for scope in resource.scope_spans for span in scope.spans] == ["hand-over"]
+    assert [event for event, _ in log.lines] == ["traces.exporting"]
 
 
 def test_sampler_that_drops_everything_sends_nothing(environment: pytest.MonkeyPatch) -> None:
@@ -190,9 +249,14 @@ def test_lost_spans_are_logged_once_a_minute_with_their_number(sent: Sent, error
     assert [(event, facts["lost_spans"]) for event, facts in log.lines] == [("traces.lost", 1), ("traces.lost", 3)]
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_library_messages_about_export_attempts_are_not_logged(
-    environment: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    environment: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    protocol: str,
 ) -> None:
+    environment.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     log = Lines()
     traces = opened(log)
     with traces.span("hand-over"):
@@ -239,7 +303,9 @@ def test_shutdown_without_lost_spans_logs_nothing(environment: pytest.MonkeyPatc
     assert [event for event, _ in log.lines] == ["traces.exporting"]
 
 
-def test_spans_unsent_at_shutdown_are_logged_with_their_number(environment: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_spans_unsent_at_shutdown_are_logged_with_their_number(environment: pytest.MonkeyPatch, protocol: str) -> None:
+    environment.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     log = Lines()
     with unresponsive_server() as endpoint:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
@@ -308,7 +374,9 @@ def test_spans_are_sent_by_a_separate_thread(environment: pytest.MonkeyPatch) ->
     assert all(thread is not current_thread() for _, thread in exported)
 
 
-def test_unresponsive_collector_does_not_delay_process_exit(environment: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_unresponsive_collector_does_not_delay_process_exit(environment: pytest.MonkeyPatch, protocol: str) -> None:
+    environment.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     code = (
         "from scrubber.observability import tracing; import structlog\n"
         "traces = tracing.open_otlp_tracer('gpu-scrubber', '0.1', '', structlog.get_logger())\n"

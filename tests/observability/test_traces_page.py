@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from plugin.dra.claim_driver import PREPARE, UNPREPARE
 from plugin.kubelet.server import TRACED_CALLS
-from scrubber.cli.main import app
+from scrubber.cli.command_tree import app
 from scrubber.config.settings import TraceExport
 from tests.deployed import BASE, DEPLOY, ROOT, apply, documents, unit, value_of
 

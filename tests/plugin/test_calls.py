@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import io
 import json
 import time
@@ -431,6 +432,19 @@ async def test_device_with_an_unknown_kind_of_access_is_withheld(short_tmp: Path
         assert here.registered.healthy == {"sim-1"}
         with pytest.raises(grpc.aio.AioRpcError, match="update the plugin"):
             await here.registered.plugin.Allocate(allocation("sim-0"))
+
+
+async def test_endpoint_ends_without_an_error_although_its_socket_cannot_be_removed(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    async with node(short_tmp) as here:
+        monkeypatch.setattr(Path, "unlink", read_only)
+        await here.endpoint.withdraw()
+        monkeypatch.undo()
+        assert here.endpoint.streams.closing
 
 
 async def test_endpoint_that_cannot_be_served_fails_with_the_reason(short_tmp: Path) -> None:

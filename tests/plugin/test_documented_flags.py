@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from scrubber.cli.main import app
+from scrubber.cli.command_tree import app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "replacing-nvidias-plugin.md").read_text()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from plugin.gate import SERVICE_AWAY, WRONG_DEVICES, Gate, GateTimes
 from plugin.kubelet.devices import AdvertisedDevices
 from plugin.logs import create_logger
+from plugin.observers import NullObserver
 from plugin.resource_mapping import ResourceMapping
 from scrubber.api import scrubber_pb2 as pb
 from scrubber.domain.errors import (
@@ -112,7 +115,7 @@ async def gate(
 ) -> tuple[Gate, AdvertisedDevices]:
     advertised = AdvertisedDevices()
     await advertised.update((), epoch)
-    log = create_logger("json", "error")
+    log = more.pop("log", create_logger("json", "error"))
     announcements = ResourceMapping(service, log=log)
     await announcements.publish(GPU, MEANINGS, epoch)
     clock = asyncio.get_running_loop().time
@@ -451,3 +454,33 @@ async def test_share_that_is_no_longer_listed_resolves_to_its_device() -> None:
     service.meanings["gpu-b::7"] = "gpu-b"
     await keeper.hand_over(["gpu-b::7"], GPU, 30.0, UNTRACED)
     assert len(service.requests) == 1
+
+
+class Refusals(NullObserver):
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+
+    def on_start_refused(self, code: str) -> None:
+        self.codes.append(code)
+
+
+@in_virtual_time
+async def test_refused_start_is_counted_and_granted_start_is_logged() -> None:
+    service, refusals, lines = Service(answers=[refused(NotReady("busy")), granted]), Refusals(), io.StringIO()
+    keeper, _ = await gate(service, observer=refusals, log=create_logger("json", "info", lines))
+    with pytest.raises(NotReady):
+        await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert refusals.codes == [NotReady("busy").code]
+    await keeper.hand_over(["a"], GPU, 30.0, UNTRACED)
+    assert len(refusals.codes) == 1
+    (line,) = [json.loads(each) for each in lines.getvalue().splitlines() if "handover.granted" in each]
+    assert (line["resource"], line["devices"], line["paths"]) == (GPU, ["a"], ["fast"])
+
+
+@in_virtual_time
+async def test_allocation_that_the_service_does_not_answer_is_logged_with_a_reason() -> None:
+    lines = io.StringIO()
+    keeper, _ = await gate(Service(reservation=forever), log=create_logger("json", "info", lines))
+    await keeper.reserve(["a"], GPU, UNTRACED)
+    (line,) = [json.loads(each) for each in lines.getvalue().splitlines() if "allocation.unreported" in each]
+    assert line["message"] == "The scrub service did not respond in time."

@@ -193,6 +193,7 @@ def test_explicit_false_overrides_true_in_the_file(tmp_path: Path) -> None:
             "sharing:\n  timeslicing:\n    replicas: 4",
             "DIR/config.yaml:2: sharing.timeslicing is not a known key; known are mps, timeSlicing.",
         ),
+        ('sharing: {"a\\nb": 4}', "DIR/config.yaml:1: sharing.a\\nb is not a known key"),
         ("sharing: {mps: true}", "DIR/config.yaml:1: sharing.mps must be a mapping of keys to values."),
         (
             "resources:\n  gpus: {pattern: A100, name: a100}",

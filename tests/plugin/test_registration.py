@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import io
 import itertools
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import pytest
@@ -208,6 +210,21 @@ async def test_plugin_registers_again_when_the_kubelets_socket_is_recreated_alth
         async with new:
             await new.new_registration()
             assert first.socket != new.registered[0].socket
+
+
+async def test_plugin_without_descriptors_for_its_directory_tries_again(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(path: Path, pattern: str) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    journal = Journal()
+    async with FakeKubelet(short_tmp) as kubelet:
+        monkeypatch.setattr(Path, "glob", exhausted)
+        async with registrar(short_tmp, RegistrationMode.CLASSIC, journal=journal):
+            await journal.until_logged("Too many open files")
+            monkeypatch.undo()
+            await kubelet.new_registration()
 
 
 async def test_refused_registration_is_retried(short_tmp: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from contextlib import closing
@@ -65,6 +66,23 @@ async def test_only_the_plugins_own_dead_sockets_are_removed(short_tmp: Path) ->
         assert await remove_stale_sockets(own, older_than=1.0, now=just_now) == []
         assert await remove_stale_sockets(own, older_than=1.0, now=just_now + 60) == [dead]
     assert sorted(path.name for path in short_tmp.iterdir()) == sorted([alive.name, other.name, file.name])
+
+
+async def test_dead_socket_is_removed_although_the_clock_was_set_back_since(short_tmp: Path) -> None:
+    dead = short_tmp / "scrubber-gpu-1.sock"
+    listening(dead).close()
+    assert await remove_stale_sockets([dead], older_than=1.0, now=dead.lstat().st_mtime - 3600) == [dead]
+
+
+async def test_dead_socket_that_cannot_be_removed_stays(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = short_tmp / "scrubber-gpu-1.sock"
+    listening(dead).close()
+    monkeypatch.setattr(Path, "unlink", read_only)
+    assert await remove_stale_sockets([dead], older_than=1.0, now=dead.lstat().st_mtime + 60) == []
+
+
+def read_only(path: Path, **_: object) -> None:
+    raise OSError(errno.EROFS, "Read-only file system", str(path))
 
 
 def test_kubelet_directory_with_too_long_a_path_is_refused_with_a_hint(tmp_path: Path) -> None:

@@ -198,6 +198,24 @@ def spec(path: str) -> api.DeviceSpec:
         (api.ContainerAllocateResponse(mounts=[api.Mount(host_path="/dev/nvidia1", container_path="/x")]), ["GPU-b"]),
         (
             api.ContainerAllocateResponse(
+                devices=[api.DeviceSpec(host_path="/dev/nvidia1", container_path="/dev/nvidia0")]
+            ),
+            ["GPU-b"],
+        ),
+        (
+            api.ContainerAllocateResponse(
+                devices=[api.DeviceSpec(host_path="/run/nvidia/driver/dev/nvidia1", container_path="/dev/nvidia0")]
+            ),
+            ["GPU-b"],
+        ),
+        (
+            api.ContainerAllocateResponse(
+                devices=[api.DeviceSpec(host_path="/dev/nvidia0", container_path="/dev/nvidia1")]
+            ),
+            [],
+        ),
+        (
+            api.ContainerAllocateResponse(
                 envs={"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
                 mounts=[api.Mount(host_path="/dev/null", container_path="/var/run/nvidia-container-devices/GPU-b")],
             ),

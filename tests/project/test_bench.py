@@ -1,18 +1,20 @@
 """The benchmark's statistics are correct, and the results in the tree are complete and consistent."""
 
+import asyncio
 import dataclasses
 import json
 import re
 import socket
 from pathlib import Path
 
+import grpc
 import pytest
 
-from bench import fault
-from bench.figures import Amount, Quantiles, Timing, growth_exponent, quantile
+from bench import fault, peers, scale
+from bench.figures import Amount, Quantiles, Timing, growth_exponent, quantile, slope
 from bench.machine import Machine, describe_machine
 from bench.report import SCHEMA, Report, dump, load, render
-from bench.targets import evaluate_targets
+from bench.targets import LOADED_GRPC, evaluate_targets
 from scrubber.config.policy_file import load_policy
 from scrubber.domain.health.history import MAX_ENTRIES
 
@@ -238,7 +240,7 @@ def test_benchmark_table_shows_references_and_causes_of_missed_targets() -> None
     table = render(EXAMPLE)
     assert "| hand-over.same-container.pods-16 | 12.00 | 24.00 | echo | 1.50 | 3.00 | 8.0 | 8.0 | 100 |" in table
     assert "| start.service | 1500 | 3000 |  |  |  |  |  | 100 |" in table
-    assert "| processor time at rest, 16 devices | 1 % of a core | 0.5 % of a core | met |" in table
+    assert "| processor time at rest, 16 devices | 0.5 % of a core | 0.5 % of a core | met |" in table
     assert "| memory at rest (PSS), 16 devices | 150 MB | 151 MB | **missed** |" in table
     for target in EXAMPLE.targets:
         assert (f"- {target.sentence}: {target.cause}" in table) is not target.met
@@ -272,7 +274,7 @@ def test_a_recorded_target_has_a_cause_if_and_only_if_it_was_missed() -> None:
     assert all(bool(each.cause) is not each.met for each in load(LATEST.read_text()).targets)
 
 
-@pytest.mark.parametrize("name", ["RESULTS.md", "README.md", "results/latest.json"])
+@pytest.mark.parametrize("name", ["RESULTS.md", "README.md", "results/latest.json", "results/pod-start.json"])
 def test_recorded_results_contain_no_hostname_and_no_local_path(name: str) -> None:
     text = (BENCH / name).read_text()
     assert socket.gethostname() not in re.findall(r"[\w.-]+", text)
@@ -281,3 +283,130 @@ def test_recorded_results_contain_no_hostname_and_no_local_path(name: str) -> No
 
 def test_policy_of_the_fault_benchmark_is_valid(tmp_path: Path) -> None:
     assert load_policy(fault.quick_recovery(tmp_path)).recovery.max_resets_per_day == MAX_ENTRIES
+
+
+def test_start_up_is_judged_in_loads_of_grpc_by_its_median() -> None:
+    grpc_load = Quantiles.of([0.1])
+    timings = [
+        Timing("command.devices", "devices", Quantiles.of([0.12]), grpc_load, LOADED_GRPC),
+        Timing("command.doctor", "doctor", Quantiles.of([0.3]), grpc_load, LOADED_GRPC),
+        Timing("start.service", "start", Quantiles.of([0.4]), grpc_load, "bare interpreter"),
+    ]
+    found = {each.name: (each.met, bool(each.cause)) for each in evaluate_targets(timings, ())}
+    assert found["start-up.devices"] == (True, False)
+    assert found["start-up.doctor"] == (False, True)
+    assert "start-up.service" not in found
+
+
+def test_processor_time_is_judged_on_the_largest_node_in_use() -> None:
+    amounts = [
+        Amount(f"in-use.devices-{size}.cpu", "", value, "%") for size, value in ((4, 1.0), (256, 2.0), (32, 4.0))
+    ]
+    (found,) = evaluate_targets((), [*amounts, Amount("in-use.devices-512.cpu.service", "", 9.0, "%")])
+    assert (found.name, found.measured) == ("in-use.cpu", 2.0)
+
+
+# -- scale -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at", "values", "expected"),
+    [([0, 1, 2], [5, 7, 9], 2.0), ([0, 10], [3, 3], 0.0), ([0, 1, 2, 3], [1, 0, 1, 0], -0.2)],
+)
+def test_slope_is_that_of_the_line_with_the_least_squares(
+    at: list[float], values: list[float], expected: float
+) -> None:
+    assert slope(at, values) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("at", "values"), [([], []), ([1.0], [1.0]), ([1.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])])
+def test_slope_of_a_single_position_is_an_error(at: list[float], values: list[float]) -> None:
+    with pytest.raises(ValueError, match="at least two positions"):
+        slope(at, values)
+
+
+@pytest.mark.parametrize("pods", [1, 3, 7])
+async def test_every_due_restart_is_answered_or_missed_and_a_pod_restarts_once_at_a_time(pods: int) -> None:
+    running: set[int] = set()
+
+    async def call(pod: int) -> None:
+        assert pod not in running
+        running.add(pod)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        running.remove(pod)
+
+    load = scale.Load(rate=1000.0, seconds=0.1)
+    await scale.restarts(call, pods, load)
+    assert len(load.answered) + load.missed == 100
+
+
+async def test_refused_restart_is_counted_by_its_message() -> None:
+    async def call(pod: int) -> None:
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "no service")
+
+    load = scale.Load(rate=1000.0, seconds=0.01)
+    await scale.restarts(call, 2, load)
+    assert load.refusals["UNAVAILABLE: no service"] + load.missed == 10
+    assert not load.sustained
+
+
+def full_load(rate: float, answered: int, missed: int) -> scale.Load:
+    load = scale.Load(rate, 10.0, missed=missed, echoes=[0.001], cpu={"service": 50.0, "plugin": 5.0})
+    load.answered = [(number / 10, 0.01) for number in range(answered)]
+    load.samples = [scale.Sample(0.0, 100.0, 4_000, 7), scale.Sample(10.0, 101.0, 404_000, 207)]
+    return load
+
+
+def test_rate_is_sustained_while_at_most_one_restart_of_a_hundred_was_missed() -> None:
+    assert full_load(10.0, 99, 1).sustained
+    assert not full_load(10.0, 98, 2).sustained
+
+
+def test_scale_tables_state_durations_growth_and_ledger_of_each_rate() -> None:
+    shown = scale.render("a node", [full_load(10.0, 100, 0), full_load(20.0, 100, 100)])
+    assert "| 10 | 10.0 | yes | 0 | 0 | 10.0 ms | 10.0 ms | 1.0 ms | 1.0 ms | 10.0 | 10.0 | 50 % | 5 % |" in shown
+    assert "| 20 | 10.0 | **no** | 100 | 0 |" in shown
+    assert "| 10 | +0.0 ms a minute | 101 MB | +6.00 MB a minute | 4,000 bytes | 2.00 |" in shown
+
+
+# -- peers -------------------------------------------------------------------------------------------------------------
+
+
+def peer_row(contestant: str, measured: Quantiles | None, unanswered: int = 0) -> peers.PeerRow:
+    reference = Quantiles(100, 0.001, 0.002, 0.003)
+    return peers.PeerRow("a call", contestant, measured, reference, "echo", unanswered=unanswered, limit=10.0)
+
+
+def test_peers_table_shows_each_figure_as_a_ratio_and_lists_contestants_below_each_other() -> None:
+    other = peers.PeerRow(
+        "memory, 2 processes", "ours", Quantiles.of([30.0]), Quantiles.of([10.0]), "server", unit="MB"
+    )
+    rows = [peer_row("ours", Quantiles(100, 0.0015, 0.008, 0.01)), other, peer_row("theirs", Quantiles.of([2.5]))]
+    lines = [line for line in peers.render(rows, binary=True).splitlines() if line.startswith("| ")][2:]
+    assert lines == [
+        "| a call | ours | 1.5 ms | 8 ms | echo | 1 ms | 2 ms | 1.5 | 4 | 100 |",
+        "| a call | theirs | 2,500 ms | 2,500 ms | echo | 1 ms | 2 ms | 2.5e+03 | 1.25e+03 | 1 |",
+        "| memory, 2 processes | ours | 30 MB | 30 MB | server | 10 MB | 10 MB | 3 | 3 | 1 |",
+    ]
+
+
+def test_peers_table_names_a_call_without_an_answer() -> None:
+    table = peers.render([peer_row("theirs", None, unanswered=1)], binary=True)
+    assert "| a call | theirs | none within 10 s | none within 10 s | echo | 1 ms | 2 ms |  |  | 0 |" in table
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_peers_table_states_whether_the_binary_of_nvidias_plugin_was_missing(binary: bool) -> None:
+    assert ("is not in this table" in peers.render([peer_row("ours", Quantiles.of([0.1]))], binary)) is not binary
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/plugin", "/tmp"])
+def test_peers_refuses_a_path_that_is_no_executable_file(
+    path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench.peers", "--nvidia-plugin", path])
+    with pytest.raises(SystemExit) as ended:
+        peers.main()
+    assert ended.value.code == 2
+    assert "no executable file" in capsys.readouterr().err

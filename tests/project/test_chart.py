@@ -20,7 +20,9 @@ import pytest
 import yaml
 
 import scrubber
+from dashboards.cluster_label import rename_in_board
 from scripts.gen_chart import CHART, COMPONENTS, generated, values_schema
+from scripts.gen_rules import Objectives, prometheus_rule
 from scrubber.config.bundled import bundled_policies
 from scrubber.config.policy_file import load_policy
 from tests.deployed import (
@@ -471,3 +473,20 @@ def test_runbooks_of_rules_and_dashboards_have_the_configured_address() -> None:
     assert addresses
     assert all(each.startswith("where/pages/Scrubber") for each in addresses)
     assert rule["metadata"]["labels"] == {"app.kubernetes.io/name": "scrubber", "release": "p"}
+
+
+def test_rules_and_dashboards_have_the_configured_cluster_label_and_objectives() -> None:
+    values = {
+        "dashboards": {"enabled": True},
+        "metrics": {
+            "enabled": True,
+            "clusterLabel": "site",
+            "prometheusRule": {"objectives": {"handover": 0.95, "scrub": 0.9999}},
+        },
+    }
+    objects = rendered(values)
+    expected = yaml.safe_load(prometheus_rule(cluster="site", objectives=Objectives(handover=0.95, scrub=0.9999)))
+    assert objects["PrometheusRule", "scrubber"]["spec"] == expected["spec"]
+    for path in (ROOT / "dashboards").glob("*.json"):
+        (text,) = objects["ConfigMap", f"scrubber-dashboard-{path.stem}"]["data"].values()
+        assert json.loads(text) == rename_in_board(json.loads(path.read_text()), "site")

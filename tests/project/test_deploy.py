@@ -21,8 +21,8 @@ from scrubber.adapters.kubelet.checkpoint import CHECKPOINT
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.api.sockets import Purpose, Sockets
 from scrubber.backends import BACKENDS
+from scrubber.cli.command_tree import app
 from scrubber.cli.commands.plugin import RegistrationChoice
-from scrubber.cli.main import app
 from scrubber.config.policy_file import load_policy
 from scrubber.config.settings import Address, ServiceSettings
 from scrubber.observability.probes import CONNECTION_TIMEOUT

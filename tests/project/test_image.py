@@ -25,9 +25,9 @@ from scripts.build_image import (
     CONTAINER,
     BuildError,
     DebianPackage,
-    bill_of_materials,
     complete,
     configuration,
+    contents,
     epoch,
     fetch,
     pack,
@@ -204,12 +204,12 @@ def installed(tree: Path) -> Path:
 
 def test_list_of_contents_is_valid_and_names_debian_and_python_packages(installed: Path) -> None:
     packages = [DebianPackage("libc6", "2.36-9", "1" * 64)]
-    text = bill_of_materials(installed, packages, "amd64", DIGEST)
+    text = contents(installed, packages, "amd64", DIGEST)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     components = {each["purl"]: each for each in json.loads(text)["components"]}
     assert set(components) == {"pkg:deb/debian/libc6@2.36-9?arch=amd64&distro=debian-12", "pkg:pypi/some-package@1.5"}
     assert components["pkg:pypi/some-package@1.5"]["licenses"] == [{"expression": "MIT"}]
-    assert text == bill_of_materials(installed, packages, "amd64", DIGEST)
+    assert text == contents(installed, packages, "amd64", DIGEST)
 
 
 # --- the archive ------------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ HOUSE = (
     "scrubber.ports.device",
     "scrubber.backend_check",
     "scrubber.completion",
+    "scrubber.durability",
     "scrubber.composite_backend",
     "scrubber.process_owners",
     "scrubber.stop_deadline",
@@ -108,6 +109,7 @@ ALLOWED = {
 FORBIDDEN = (
     ("layers", "scrubber.domain.handover", "scrubber.ports.device"),
     ("layers", "scrubber.completion", "scrubber.engine.node"),
+    ("layers", "scrubber.durability", "scrubber.engine.node"),
     ("layers", "scrubber.domain.handover", "scrubber.wire.podresources_pb2"),
     ("layers", "scrubber.ports.device", "scrubber.engine.node"),
     ("layers", "scrubber.engine.node", "scrubber.adapters.ledger.ledger"),

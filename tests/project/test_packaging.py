@@ -113,7 +113,11 @@ class TestWheel:
             "nvidia": {"nvidia-ml-py"},
             "cuda12": {"nvidia-ml-py", "cupy-cuda12x"},
             "cuda13": {"nvidia-ml-py", "cupy-cuda13x"},
-            "otel": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc"},
+            "otel": {
+                "opentelemetry-sdk",
+                "opentelemetry-exporter-otlp-proto-grpc",
+                "opentelemetry-exporter-otlp-proto-http",
+            },
         }
 
 

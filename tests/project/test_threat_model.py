@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import scrubber
+from tests.attacks.programs import names
+
 ROOT = Path(__file__).parents[2]
 PAGE, _, WORK_LIST = (ROOT / "docs" / "threat-model.md").read_text().partition("## Open risks")
 ROWS = dict(re.findall(r"^\| ([ATSWBD]\d+[a-z]?) \| (.*) \|$", PAGE, re.MULTILINE))
@@ -15,6 +18,15 @@ RENAMES = ROOT / "docs" / "contributing" / "language.md"
 """Lists names that the code no longer has, or does not have yet."""
 RECIPES = sorted((ROOT / "docs" / "contributing").glob("add-*.md"))
 """Their examples exist in a copy of the tree only: ``test_recipes.py``."""
+
+
+CLAIMS = {
+    name: (attacker, tests, risk)
+    for name, attacker, tests, risk in re.findall(
+        r"^\| ([SBD]\d+[a-z]?|W\d+[a-z]?) \| (.*) \| ([^|]*) \| ([^|]*) \|$", PAGE, re.MULTILINE
+    )
+}
+"""Of each row that makes a claim: what precedes the last two columns, the tests, and the residual risk."""
 
 
 def written_tests() -> set[str]:
@@ -29,7 +41,36 @@ def test_threat_model_has_no_duplicate_rows() -> None:
 
 
 def test_every_test_named_in_the_threat_model_exists() -> None:
-    assert set(re.findall(r"`(test_\w+)`", PAGE)) - written_tests() == set()
+    assert set(re.findall(r"`(test_\w+)(?:\[\w+\])?`", PAGE)) - written_tests() == set()
+
+
+@pytest.mark.parametrize("row", sorted(CLAIMS))
+def test_row_has_tests_or_says_why_nothing_tests_it(row: str) -> None:
+    before, tests, risk = CLAIMS[row]
+    assert all(cell.strip() for cell in before.split(" | ")), "the row has an empty cell"
+    assert re.search(r"`test_\w+(\[\w+\])?`", tests) or re.match(r"not tested: \w+ \w+ \w+", tests), tests
+    assert re.match(r"(as )?[A-Z]\d|covered|residual|detected|open|\*\*open|the certificate claims", risk), risk
+
+
+def test_every_claim_has_the_columns_of_its_table() -> None:
+    assert {name[0] for name in CLAIMS} == set("SWBD")
+    assert CLAIMS.keys() == {name for name in ROWS if name[0] in "SWBD"}
+    headers = re.findall(r"^\| id \| (?:boundary|source|capability) \| .*$", PAGE, re.MULTILINE)
+    assert len(headers) == 4
+    for header in headers:
+        assert "| attacker" in header
+        assert header.endswith("| what holds | tests | residual risk |")
+
+
+def test_every_attack_program_is_in_a_row_and_every_case_is_an_attack_program() -> None:
+    assert set(re.findall(r"`test_\w+\[(\w+)\]`", PAGE)) == set(names())
+
+
+def test_security_policy_names_the_supported_version_and_contradicts_no_row() -> None:
+    policy = (ROOT / "SECURITY.md").read_text()
+    major, minor, _ = scrubber.__version__.split(".")
+    assert f"| {major}.{minor}.x" in policy
+    assert set(re.findall(r"\b([TSWBD]\d{1,2}[a-z]?)\b", policy)) <= ROWS.keys()
 
 
 def test_every_open_threat_is_in_the_work_list() -> None:

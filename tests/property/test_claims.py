@@ -1,7 +1,7 @@
 """The invariants of the design with resource claims, in a simulated cluster in which everything fails in every order.
 
 Claims are prepared, shared and released, pods with and without claims follow each other on the same devices, tenants are
-deleted by force and compute on, the kubelet forgets what is prepared, the driver is killed or updated while it answers, and
+deleted by force and compute on, the kubelet forgets what is prepared, and whole claims, the driver is killed or updated while it answers, and
 the service is killed at any of its writes. The laws of ``tests/simulation/laws.py`` check every step; at the end every pod that
 can start has to start, and every claim whose pods are gone has to be released.
 """
@@ -33,6 +33,10 @@ ACTS: Mapping[str, tuple[int, Draw]] = {
     "a_claim_follows_another": (
         4,
         _some(namespace=NAMESPACES, choice=range(6), writes=(True, False), lives_on=(0.5, 4.0, 60.0)),
+    ),
+    "a_claim_is_forgotten": (
+        3,
+        _some(choice=range(6), writes=(True, False), lives_on=(0.0, 4.0, 60.0), again=(True, False)),
     ),
     "a_pod_shares_a_claim": (3, _some(choice=range(6), name=("share-a", "share-b"))),
     "the_driver_reports_pods": (2, _some(choice=range(6))),
@@ -93,5 +97,22 @@ def test_service_killed_at_any_write_of_two_claims_violates_no_invariant(writes:
             9.0,
         ),
         Step("a_pod_is_deleted", {"choice": 0, "lives_on": None, "child": "holds"}, 35.0),
+    )
+    assert play_plot("default", story) is None
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("writes", WRITES)
+def test_service_killed_at_any_write_while_a_prepared_device_fails_before_its_pod_starts_violates_no_invariant(
+    writes: int, durable: bool
+) -> None:
+    story = (
+        Step("the_kubelet_can_be_trusted_or_not", {"trust": "trusted"}, 9.0),  # every device is clean
+        Step("the_service_will_be_killed_at_a_write", {"writes": writes, "durable": durable}, 0.0),
+        Step(
+            "a_claim_is_refused_beside_another",
+            {"namespace": "acme-space", "name": "claim-a", "seconds": 30.0, "fails": True},
+            35.0,
+        ),
     )
     assert play_plot("default", story) is None

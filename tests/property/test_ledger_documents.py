@@ -194,3 +194,11 @@ def test_dataclass_field_without_a_codec_is_detected_at_import() -> None:
 
     with pytest.raises(TypeError, match="two"):
         dataclass_codec(Grown, one=INTEGER)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 100_000, f'{{"a":{"9" * 5000}}}'], ids=["list", "object", "number"]
+)
+def test_fields_that_no_json_reader_accepts_are_refused(text: str) -> None:
+    with pytest.raises(CodecError, match="not JSON"):
+        decode_fields(text)

@@ -111,6 +111,8 @@ class ClaimDriver:
         self._checkpoint = encode_checkpoint(ClaimInfos())
         self._pod_claims = self._kubelet_process()
         self._orphan_loop: asyncio.Task[None] | None = None
+        self._refused_beside: dict[str, float] = {}
+        """Until when another claim of a tenant is refused, by the tenant's UID and the time of the event loop."""
         self.claims: list[SimulatedClaim] = []
         self.process: DriverProcess | None = None
         self.refusals: dict[str, ScrubberError] = {}
@@ -139,12 +141,39 @@ class ClaimDriver:
             self._orphan_loop = start_outside_service(self._release_orphans(), "orphans")
         return claim
 
-    def admit(self, claim: SimulatedClaim, name: str, *, starts_after: float = 0.05, starts: bool = True) -> Tenant:
-        """Admit a pod that references ``claim``; it shares the claim if others do."""
+    def allocate_again(self, claim: SimulatedClaim, devices: Sequence[str]) -> None:
+        """Let the scheduler allocate ``devices`` to a claim that no pod uses any more, and that was deallocated."""
+        assert not any(tenant.listed for tenant in claim.tenants)
+        claim.devices, claim.answer, claim.injected = tuple(sorted(devices)), (), ()
+
+    def forget(self, claim: SimulatedClaim) -> None:
+        """Let the kubelet forget a claim that no pod uses any more: it never calls Unprepare for it."""
+        info = self._pod_claims.claims.get(claim.namespace, claim.name)
+        if info is not None and not any(tenant.listed for tenant in claim.tenants):
+            self._pod_claims.claims.remove(info)
+            self._write_checkpoint(self._pod_claims.claims)
+
+    def admit(
+        self,
+        claim: SimulatedClaim,
+        name: str,
+        *,
+        starts_after: float = 0.05,
+        starts: bool = True,
+        refused_beside: float = 0.0,
+    ) -> Tenant:
+        """Admit a pod that references ``claim``; it shares the claim if others do.
+
+        Args:
+            refused_beside: seconds for which another claim of the pod is refused: the kubelet takes none of its claims as
+                prepared until then, and calls for all of them again.
+        """
         tenant = self._kubelet.admit(
             claim.namespace, name, claim.devices, starts_after=starts_after, claim=claim.uid, starts=False
         )
         claim.tenants.append(tenant)
+        if refused_beside:
+            self._refused_beside[tenant.uid] = asyncio.get_running_loop().time() + refused_beside
         if starts:
             self._kubelet.start_worker(tenant)
         return tenant
@@ -177,10 +206,17 @@ class ClaimDriver:
         """
         claim = self.claim_of(tenant)
         self.refusals.pop(claim.uid, None)
+        known = self._pod_claims.claims.get(claim.namespace, claim.name)
+        was_prepared = known is not None and known.prepared
         try:
             await self._pod_claims.prepare(_emulated(tenant, claim))
         except PrepareFailed:
             raise self.refusals.pop(claim.uid, None) or Gone from None
+        if asyncio.get_running_loop().time() < self._refused_beside.get(tenant.uid, 0.0):
+            info = self._pod_claims.claims.get(claim.namespace, claim.name)
+            if info is not None and not was_prepared:
+                info.prepared = False
+            raise Gone
         if self.process is not None and claim.uid not in self.process.cdi.files:
             raise Gone
 
@@ -190,12 +226,14 @@ class ClaimDriver:
 
     async def _unprepare_pod(self, tenant: Tenant) -> None:
         while True:
+            kubelet = self._pod_claims
             try:
-                await self._pod_claims.unprepare(_emulated(tenant, self.claim_of(tenant)))
+                await kubelet.unprepare(_emulated(tenant, self.claim_of(tenant)))
             except UnprepareFailed:
                 await asyncio.sleep(RETRY_AFTER)
             else:
-                return
+                if kubelet is self._pod_claims:  # not a process that is gone
+                    return
 
     async def _release_orphans(self) -> None:
         while True:
@@ -210,8 +248,7 @@ class ClaimDriver:
 
         def save(claims: ClaimInfos) -> None:
             if claims is self._pod_claims.claims:  # not a process that is gone
-                self._checkpoint = encode_checkpoint(claims)
-                self._kubelet.listed_claims = {each.uid for each in claims if any(each.drivers.values())}
+                self._write_checkpoint(claims)
 
         return PodClaims(
             decode_checkpoint(self._checkpoint),
@@ -222,6 +259,10 @@ class ClaimDriver:
             on_change=lambda: None,
             on_orphan=lambda uid, reason: None,
         )
+
+    def _write_checkpoint(self, claims: ClaimInfos) -> None:
+        self._checkpoint = encode_checkpoint(claims)
+        self._kubelet.listed_claims = {each.uid for each in claims if any(each.drivers.values())}
 
     def _read_claim(self, namespace: str, name: str) -> dict[str, Any]:
         claim = next(each for each in self.claims if (each.namespace, each.name) == (namespace, name))
@@ -249,7 +290,8 @@ class ClaimDriver:
         if claim.injected and claim.injected != injected:
             self._breach("dra", f"{claim.uid} was answered with {claim.injected}, and then with {injected}")
         claim.injected = injected
-        if claim.answer and claim.boot == self._boot() and not claim.releasing and answer != claim.answer:
+        repeats = claim.boot == self._boot() and not claim.releasing and self._kubelet.has_processes(claim.tenants)
+        if claim.answer and repeats and answer != claim.answer:
             self._breach("dra", f"{claim.uid} was prepared with {claim.answer}, and then with {answer}")
         claim.answer, claim.boot = answer, self._boot()
         claim.releasing = claim.released = False

@@ -156,7 +156,8 @@ class Kubelet:
             opens_after,
             claim=claim,
         )
-        tenant.sandbox = self._process_table.start(tenant.uid, f"{tenant.uid}/sandbox", "", sandbox=True)
+        if claim is None:
+            self._start_sandbox(tenant)
         self.tenants.append(tenant)
         if starts:
             self.start_worker(tenant)
@@ -165,6 +166,14 @@ class Kubelet:
     def start_worker(self, tenant: Tenant) -> None:
         """Start what runs the containers of ``tenant``."""
         tenant.worker = start_outside_service(self._work(tenant), f"pod {tenant.uid}")
+
+    def _start_sandbox(self, tenant: Tenant) -> Proc:
+        tenant.sandbox = self._process_table.start(tenant.uid, f"{tenant.uid}/sandbox", "", sandbox=True)
+        return tenant.sandbox
+
+    def has_processes(self, tenants: Iterable[Tenant]) -> bool:
+        """Return whether one of ``tenants`` has a process, sandbox included."""
+        return any(True for tenant in tenants for _ in self._process_table.living(tenant.uid))
 
     def free(self) -> list[str]:
         """Return the unallocated devices."""
@@ -188,10 +197,11 @@ class Kubelet:
                 pause = min(self.longest_pause, pause * 2)
                 continue
             pause = RETRY_AFTER
+            sandbox = tenant.sandbox or self._start_sandbox(tenant)  # the claims of a pod are prepared before it
             tenant.starting = True
             await asyncio.sleep(tenant.starts_after)
             tenant.starting = False
-            if tenant.sandbox is None or not tenant.sandbox.alive:
+            if not sandbox.alive:
                 return
             self._start(tenant)
             await asyncio.sleep(tenant.opens_after)
@@ -276,6 +286,7 @@ class Kubelet:
     def _give_up(self, tenant: Tenant) -> None:
         if tenant.gone_since is None:
             tenant.gone_since = self._now()
+            self._process_table.removed_pods.add(tenant.uid)
 
     def _tear_down(self, tenant: Tenant) -> None:
         for proc in (tenant.first, tenant.sandbox):
@@ -304,7 +315,9 @@ class Kubelet:
                     self._give_up(tenant)
                 continue  # its claim is being unprepared
             tenant.running, tenant.starting, tenant.stage = False, False, 0
-            tenant.sandbox = self._process_table.start(tenant.uid, f"{tenant.uid}/sandbox", "", sandbox=True)
+            tenant.sandbox = None
+            if tenant.claim is None:
+                self._start_sandbox(tenant)
             tenant.worker = start_outside_service(self._work(tenant), f"pod {tenant.uid}")
 
     def restart(self) -> None:

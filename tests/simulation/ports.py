@@ -336,7 +336,8 @@ class SimulatedContainers:
             raise Unreadable("the pod's control group cannot be read")
         if not self._process_table.has_cgroups:
             return None
-        return RemainingCgroups(True, frozenset(proc.container for proc in self._process_table.living(pod.uid)))
+        containers = frozenset(proc.container for proc in self._process_table.living(pod.uid))
+        return RemainingCgroups(bool(containers) or pod.uid not in self._process_table.removed_pods, containers)
 
     async def terminate(self, pod: Pod, leftovers: Iterable[Process], deadline: float) -> tuple[Process, ...]:
         self._life.check()

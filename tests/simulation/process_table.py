@@ -191,6 +191,7 @@ class ProcessTable:
     Attributes:
         has_cgroups: whether containers are identified by cgroups, whose removal is observed.
         has_job_cgroups: whether Slurm keeps its jobs in cgroups.
+        removed_pods: UIDs of pods that the kubelet has removed; their own cgroups end with their last process.
         watch_error: why no pod's end can be watched from now on; empty while they can.
     """
 
@@ -199,6 +200,7 @@ class ProcessTable:
         self.procs: dict[int, Proc] = {}
         self.has_cgroups = True
         self.has_job_cgroups = True
+        self.removed_pods: set[str] = set()
         self.watch_error = ""
         self._opened = opened
         self._next_pid = 1000

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scrubber.domain.assignment import Trust
+from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import ScrubberError
 from scrubber.domain.evidence import PathKind
 from scrubber.domain.handover_kind import HandOverKind
@@ -220,6 +221,51 @@ class Scenario:
                 self.cluster.write_all(tenant)
             self.cluster.kubelet.force_delete(tenant, lives_on)
         self.a_claim_is_allocated(namespace, "follower-0", 1, "plain")
+
+    def a_claim_is_forgotten(self, choice: int, writes: bool, lives_on: float, again: bool) -> None:
+        """Delete the pods of a claim by force, and let the kubelet forget it: no Unprepare ever comes.
+
+        Args:
+            lives_on: seconds for which their processes do.
+            again: whether the claim itself is allocated then, with other devices; otherwise its devices are, to another one.
+        """
+        cluster, living = self.cluster, self.cluster.claims.living()
+        if not living:
+            return
+        claim = living[choice % len(living)]
+        for tenant in [each for each in claim.tenants if each.listed]:
+            if writes:
+                cluster.write_all(tenant)
+            cluster.kubelet.force_delete(tenant, lives_on)
+        cluster.claims.forget(claim)
+        if again:
+            free = [each for each in cluster.kubelet.free() if self._advertised(each) and each not in claim.devices]
+            if free:
+                cluster.claims.allocate_again(claim, free[:1])
+                cluster.claims.admit(claim, "again-0")
+        elif set(claim.devices) <= set(cluster.kubelet.free()):
+            cluster.claims.admit(cluster.claims.allocate("acme-space", claim.devices), "again-0")
+
+    def a_claim_is_refused_beside_another(self, namespace: str, name: str, seconds: float, fails: bool) -> None:
+        """Allocate a free device to one of two claims of a pod; the other one is refused for ``seconds``.
+
+        Args:
+            fails: whether the device has an error in between.
+        """
+        cluster = self.cluster
+        free = [device for device in cluster.kubelet.free() if self._advertised(device)]
+        names = {(each.pod.namespace, each.pod.name) for each in cluster.kubelet.tenants if each.listed}
+        if not free or (namespace, name) in names:
+            return
+        claim, gpu = cluster.claims.allocate(namespace, free[:1]), cluster.process_table.gpus[free[0]]
+        cluster.claims.admit(claim, name, refused_beside=seconds)
+
+        async def fail() -> None:
+            await asyncio.sleep(seconds / 2)
+            gpu.ecc = (gpu.ecc or 0) + 1
+
+        if fails:
+            start_outside_service(fail(), f"error {gpu.id}")
 
     def a_pod_shares_a_claim(self, choice: int, name: str) -> None:
         """Admit one more pod with a claim that is in use; the kubelet does not call Prepare for it."""
@@ -496,7 +542,27 @@ class _EndWell:
             if tenant.listed:
                 cluster.kubelet.delete(tenant)
         await self._eventually(lambda record: True)
+        await self._request_forgotten_devices()
         await cluster.until(lambda: all(_at_rest(record) for record in cluster.ledger_store.records.values()), 300.0)
+
+    async def _request_forgotten_devices(self) -> None:
+        """Let a last claim get each device for which the kubelet will never call Unprepare."""
+        cluster = self._cluster
+        records = cluster.ledger_store.records.values()
+        forgotten = {
+            record.device
+            for record in records
+            for each in record.prepared_claims
+            if each.uid not in cluster.kubelet.listed_claims
+        }
+        for device in sorted(forgotten):
+            cluster.claims.admit(cluster.claims.allocate("acme-space", [device]), f"last-{device}")
+        if forgotten:
+            await self._eventually(lambda record: True)
+            for tenant in cluster.kubelet.tenants:
+                if tenant.listed:
+                    cluster.kubelet.delete(tenant)
+            await self._eventually(lambda record: True)
 
     def _end_pods_that_only_the_driver_named(self) -> None:
         """End, as an operator has to, what is left of pods for which the kubelet never listed their released claim."""
@@ -509,14 +575,32 @@ class _EndWell:
                     cluster.process_table.end(proc)
 
     def _delete_pods_of_failed_claims(self) -> None:
-        """Delete, as their refusal tells their owner, pods that wait for a device which failed while it was prepared."""
+        """Delete, as their refusal tells their owner, pods that wait for a device which failed while it was prepared.
+
+        The only pod of a claim need not be deleted before it has a process: it has to start by itself.
+        """
         kubelet, claims = self._cluster.kubelet, self._cluster.claims
         failed = [each for each in kubelet.tenants if each.waiting and each.claim is not None and each.refusals]
         for tenant in failed:
             if "once the claim's pods are deleted" in tenant.refusals[-1].public_message:
-                for each in claims.claim_of(tenant).tenants:
+                tenants = claims.claim_of(tenant).tenants
+                if len([each for each in tenants if each.listed]) == 1 and not kubelet.has_processes(tenants):
+                    continue
+                for each in tenants:
                     if each.listed and not each.complete:
                         kubelet.delete(each)
+
+    def _scrub_forgotten_devices_of_pods(self) -> None:
+        """Scrub, as its refusal tells an operator, each device of a forgotten claim for which a plugin's pod waits."""
+        service = self._cluster.service
+        for tenant in self._cluster.kubelet.tenants:
+            if service is None or not tenant.waiting or tenant.claim is not None or not tenant.refusals:
+                continue
+            if tenant.refusals[-1].code == ErrorCode.PREPARED_FOR_CLAIM and "`scrubber scrub`" in str(
+                tenant.refusals[-1]
+            ):
+                for device in tenant.devices:
+                    start_outside_service(_quietly(service.scrub(device)), "person")
 
     def _needs_an_operator(self, record: DeviceRecord) -> bool:
         """Return whether the device needs an operator, or rests until the next day (an operator need not wait)."""
@@ -536,6 +620,7 @@ class _EndWell:
             await cluster.run(5.0)
             cluster.check_laws()
             self._delete_pods_of_failed_claims()
+            self._scrub_forgotten_devices_of_pods()
             owed = {device for device, record in cluster.ledger_store.records.items() if counts(record)}
             waiting = [each for each in cluster.kubelet.tenants if each.waiting and owed.issuperset(each.devices)]
             # A pod that waits for a device which an operator has to release keeps its other devices as they are.

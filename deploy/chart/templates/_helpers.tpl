@@ -40,3 +40,18 @@ nodeAffinity:
 {{- define "scrubber.runtimeClasses" -}}
 [{{ range $place, $each := .Values.admission.runtimeClasses }}{{ if $place }}, {{ end }}{{ $each | quote }}{{ end }}]
 {{- end -}}
+
+{{- /* Rules or a board with another label for clusters, as dashboards/cluster_label.py renames it. Takes a list: the text, the label. */ -}}
+{{- define "scrubber.withClusterLabel" -}}
+{{- $text := index . 0 -}}
+{{- $label := index . 1 -}}
+{{- if ne $label "cluster" -}}
+{{- $text = regexReplaceAll "\\b(by|on|group_left|group_right) \\(([^()]*\\b)?cluster\\b([^()]*)\\)" $text (printf "${1} (${2}%s${3})" $label) -}}
+{{- $text = regexReplaceAll "\\bcluster(=~|!~|!=|=)(\\\\?\")" $text (printf "%s${1}${2}" $label) -}}
+{{- $text = regexReplaceAll "(\\$labels|__field\\.labels)\\.cluster\\b" $text (printf "${1}.%s" $label) -}}
+{{- $text = replace "{{cluster}}" (printf "{{%s}}" $label) $text -}}
+{{- $text = replace ", cluster)\"" (printf ", %s)\"" $label) $text -}}
+{{- $text = regexReplaceAll "\"cluster\": ([0-9]|\"Cluster\")" $text (printf "\"%s\": ${1}" $label) -}}
+{{- end -}}
+{{- $text -}}
+{{- end -}}

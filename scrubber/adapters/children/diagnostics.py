@@ -20,6 +20,8 @@ _SHARES: Mapping[str, float] = {"memory-pattern": 0.45, "matrix-product": 0.20, 
 """Share of the available seconds for each part; the rest is for zeroing the memory."""
 
 _UNITS = ("bytes", "operations")
+_MAX_NUMBER = 2**63 - 1
+"""What the API's messages can represent; as a quotient, a float can."""
 
 
 class CheckTimeBudget:
@@ -109,7 +111,7 @@ def _name(row: object) -> object:
 def _check(row: Message) -> DiagnosticCheck:
     name, unit = str(row["name"]), row.get("unit")
     errors, done, seconds = (_number(row, key) for key in ("errors", "done", "seconds"))
-    if unit not in _UNITS or errors != int(errors) or done <= 0 or seconds <= 0:
+    if unit not in _UNITS or errors != int(errors) or done <= 0 or seconds <= 0 or not math.isfinite(done / seconds):
         raise Unreadable(f"The diagnostic's report is invalid: {name} did {done:g} {unit} in {seconds:g} s.")
     return DiagnosticCheck(
         name, int(errors), {str(unit): done, "seconds": seconds, f"{unit}_per_second": done / seconds}
@@ -118,6 +120,6 @@ def _check(row: Message) -> DiagnosticCheck:
 
 def _number(row: Message, key: str) -> float:
     value = row.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MAX_NUMBER:  # nor is NaN
         raise Unreadable(f"The diagnostic's report is invalid: {key!r} is {value!r}.")
     return value

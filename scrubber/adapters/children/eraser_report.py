@@ -5,6 +5,7 @@ Guarantee: an invalid number is rejected and never rounded to a valid one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from scrubber.adapters.children.message import Message
@@ -16,6 +17,8 @@ from scrubber.ports.device import EraseProgress
 __all__ = ["parse_byte_count", "parse_residue_map", "parse_seconds_by_phase", "wait_for_report"]
 
 _MAX_MAP_PARTS = 64
+_MAX_COUNT = 2**63 - 1
+"""What the API's messages and SQLite can represent."""
 
 _SILENCE_TIMEOUT = 60.0
 """Seconds without a message after which an eraser counts as hung.
@@ -61,10 +64,10 @@ def parse_byte_count(message: Message, key: str) -> int:
     """Return a number of bytes (or of anything else that is counted) from a report.
 
     Raises:
-        Unreadable: The value is not a non-negative integer.
+        Unreadable: The value is not a non-negative integer of 63 bits.
     """
     value = message.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
         raise Unreadable(f"The eraser's report is invalid: {key!r} is {value!r}.")
     return value
 
@@ -78,10 +81,18 @@ def parse_seconds_by_phase(message: Message) -> tuple[tuple[str, float], ...]:
     rows = message.get("seconds_by_phase")
     if not isinstance(rows, list):
         raise Unreadable("The eraser's report is invalid: it has no list of seconds by phase.")
+    if not all(isinstance(row, list) and len(row) == 2 and _is_phase(*row) for row in rows):
+        raise Unreadable("The eraser's report is invalid: its seconds by phase are malformed.")
+    return tuple((phase, float(duration)) for phase, duration in rows)
+
+
+def _is_phase(phase: object, duration: object) -> bool:
+    if not isinstance(phase, str) or not isinstance(duration, int | float) or isinstance(duration, bool):
+        return False
     try:
-        return tuple((str(phase), float(duration)) for phase, duration in rows)
-    except (TypeError, ValueError) as error:
-        raise Unreadable("The eraser's report is invalid: its seconds by phase are malformed.") from error
+        return math.isfinite(duration) and duration >= 0
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 def parse_residue_map(message: Message, residue: int) -> tuple[int, ...]:
@@ -94,7 +105,7 @@ def parse_residue_map(message: Message, residue: int) -> tuple[int, ...]:
     if (
         not isinstance(rows, list)
         or len(rows) > _MAX_MAP_PARTS
-        or not all(isinstance(each, int) and each >= 0 for each in rows)
+        or not all(type(each) is int and each >= 0 for each in rows)
         or sum(rows) != residue
     ):
         raise Unreadable("The eraser's report is invalid: it has no residue map.")

@@ -67,8 +67,14 @@ class Answer:
     where: str = ""
 
     def broken(self, message: str) -> BrokenCommand:
-        """Return the error that this answer is invalid: ``message`` completes "its answer is invalid:"."""
-        return BrokenCommand(f"{self.command} is broken: its answer is invalid: {message}.")
+        """Return the error that this answer is invalid: ``message`` completes "its answer is invalid:".
+
+        The message may contain keys of the answer; characters that a terminal acts on are escaped.
+        """
+        shown = "".join(
+            each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in message
+        )
+        return BrokenCommand(f"{self.command} is broken: its answer is invalid: {shown}.")
 
     def number(self, key: str, *, maximum: int = 1 << 62) -> int | None:
         """Return a count; None where it is absent.

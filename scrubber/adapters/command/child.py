@@ -252,10 +252,10 @@ class _Run:
             try:
                 found = json.loads(line)
                 phase, done, total = str(found["phase"]), int(found["done"]), int(found["total"])
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # the last one: of Infinity
                 continue
             now = time.monotonic()
-            if 0 <= done <= total and (now - self._reported >= _PROGRESS_INTERVAL or done == total):
+            if 0 <= done <= total < 1 << 63 and (now - self._reported >= _PROGRESS_INTERVAL or done == total):
                 self._reported = now
                 self._link.send({"phase": phase[:40], "done_bytes": done, "total_bytes": total})
 

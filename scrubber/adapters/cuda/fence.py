@@ -16,6 +16,7 @@ from scrubber.adapters.locks import lock_path
 from scrubber.completion import run_to_completion
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Unavailable, Unreadable
+from scrubber.durability import sync_directory
 
 __all__ = ["ComputeModeFence", "GpuControl"]
 
@@ -121,11 +122,8 @@ class ComputeModeFence:
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(note)
-            directory = os.open(self._records, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            sync_directory(self._records)
+            sync_directory(self._records.parent)
         except OSError as error:
             raise Unavailable(
                 f"{note} cannot be written, and no device is fenced without it: {error.strerror}."

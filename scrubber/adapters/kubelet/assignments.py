@@ -8,18 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scrubber.adapters.kubelet.checkpoint import CheckpointFile
-from scrubber.adapters.kubelet.crosscheck import (
-    ListedPod,
-    assignments_of,
-    checkpoint_only_assignments,
-    listed_claims,
-    missing_pods,
-    pods_with_unmapped_ids,
-    pods_without_devices,
-    shares_of,
-    unconfirmed_pods,
-)
-from scrubber.adapters.kubelet.device_ids import AliasResolver, DeviceIdResolver
+from scrubber.adapters.kubelet.crosscheck import Crosschecker, ListedPod
+from scrubber.adapters.kubelet.device_ids import AliasResolver
 from scrubber.adapters.kubelet.pod_logs import count_container_starts, read_pod_logs
 from scrubber.adapters.kubelet.pod_resources import KubeletBusy, PodResourcesClient, PodUidLookup
 from scrubber.adapters.kubelet.rate_limiter import RateLimiter
@@ -83,7 +73,7 @@ class KubeletAssignments:
         self._pod_logs_dir = pod_logs_dir
         self._device_ids = device_ids
         self._clock = clock
-        self._resolve_alias = resolve_alias
+        self._crosschecker = Crosschecker(resolve_alias)
         self._restart_grace = restart_grace
         self._trust_state = TrustState()
         self._listed_pods: set[Pod] = set()
@@ -124,19 +114,15 @@ class KubeletAssignments:
         # Read after the list, so that the pods it lists have already left their traces here.
         checkpoint = self._checkpoint.read()
         logs = read_pod_logs(self._pod_logs_dir)
-        ours = DeviceIdResolver(self._device_ids(), self._resolve_alias)
-        unconfirmed = () if checkpoint.error else unconfirmed_pods(checkpoint, listed or (), ours)
-        doubt = checkpoint.error or _disagreement_message(self._kubelet_dir, unconfirmed)
+        found = self._crosschecker(listed or (), checkpoint, logs, self._device_ids())
+        doubt = checkpoint.error or _disagreement_message(self._kubelet_dir, found.unconfirmed)
         remarks = tuple(remark for remark in (doubt, logs.error) if remark)
 
-        assignments = assignments_of(listed or (), checkpoint, logs, ours)
-        missing = missing_pods(assignments, checkpoint, logs, ours)
-        unlisted = missing_pods(assignments, checkpoint, logs, None)
-        self._remember_listed(seen, assignments)
+        self._remember_listed(seen, found.assignments)
         seen = replace(
             seen,
             pod_count=None if listed is None else len(listed),
-            missing_pods=tuple(sorted(f"{pod.namespace}/{pod.name}" for pod in missing)),
+            missing_pods=tuple(sorted(f"{pod.namespace}/{pod.name}" for pod in found.missing)),
             checkpoint_unreliable=bool(remarks),
         )
         verdict = judge_trust(self._trust_state, seen, restart_grace=self._restart_grace)
@@ -144,20 +130,20 @@ class KubeletAssignments:
         trusted = verdict.trust is Trust.TRUSTED
         return KubeletReading(
             trust=verdict.trust,
-            assignments=assignments,
-            checkpoint_only=checkpoint_only_assignments(assignments, checkpoint, logs, ours, active_only=trusted),
+            assignments=found.assignments,
+            checkpoint_only=found.checkpoint_only_active if trusted else found.checkpoint_only,
             started_at=seen.started_at,
             finished_at=self._clock.monotonic(),
             untrusted_reason="" if trusted else " ".join((verdict.untrusted_reason, *remarks)),
             init_containers_known=not doubt,
-            without_devices=frozenset()
-            if doubt or not trusted
-            else pods_without_devices(listed or (), checkpoint, logs),
+            without_devices=frozenset() if doubt or not trusted else found.without_devices,
             caveats=remarks,
-            not_yet_listed=frozenset(pod for pod in unlisted if not {pod, replace(pod, uid=None)} & self._listed_pods),
-            shares=shares_of(listed or (), checkpoint, logs, ours),
-            claims=listed_claims(listed or (), checkpoint, logs),
-            with_unmapped_ids=pods_with_unmapped_ids(listed or (), checkpoint, logs, ours),
+            not_yet_listed=frozenset(
+                pod for pod in found.unlisted if not {pod, replace(pod, uid=None)} & self._listed_pods
+            ),
+            shares=found.shares,
+            claims=found.claims,
+            with_unmapped_ids=found.with_unmapped_ids,
             kubelet_instance=""
             if seen.socket is None or listed is None
             else f"{seen.socket.inode}:{seen.socket.created_ns}",

@@ -6,11 +6,10 @@ written when devices are allocated and not when a pod ends: its information abou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from scrubber.adapters.kubelet.strict_json import JsonValue, UnexpectedJson, parse_json
 
 __all__ = ["CHECKPOINT", "Checkpoint", "CheckpointEntry", "CheckpointFile", "parse_checkpoint", "read_checkpoint"]
 
@@ -41,24 +40,6 @@ class Checkpoint:
 
     entries: tuple[CheckpointEntry, ...] = ()
     error: str = ""
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(strict=True)
-    pod_uid: str = Field(alias="PodUID", min_length=1)
-    container: str = Field(alias="ContainerName", min_length=1)
-    resource: str = Field(alias="ResourceName", min_length=1)
-    devices: Mapping[str, tuple[str, ...] | None] | None = Field(alias="DeviceIDs")
-
-
-class _Data(BaseModel):
-    model_config = ConfigDict(strict=True)
-    entries: tuple[_Entry, ...] | None = Field(alias="PodDeviceEntries")
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(strict=True)
-    data: _Data = Field(alias="Data")
 
 
 class CheckpointFile:
@@ -101,19 +82,18 @@ def read_checkpoint(kubelet_dir: Path) -> Checkpoint:
 def parse_checkpoint(text: bytes) -> Checkpoint:
     """Parse the JSON that the kubelet writes; any other structure is rejected as a whole, with a message."""
     try:
-        parsed = _File.model_validate_json(text)
-    except ValidationError as exc:
-        first = exc.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        problem = f"{where}: {first['msg']}" if where else first["msg"]
-        return Checkpoint(error=f"The kubelet's checkpoint has an unknown format ({problem}).")
-    entries = (
-        CheckpointEntry(
-            entry.pod_uid,
-            entry.container,
-            entry.resource,
-            frozenset(device for devices in (entry.devices or {}).values() for device in devices or ()),
-        )
-        for entry in parsed.data.entries or ()
-    )
+        entries = [_entry(each) for each in parse_json(text).member("Data").member("PodDeviceEntries").elements()]
+    except UnexpectedJson as exc:
+        return Checkpoint(error=f"The kubelet's checkpoint has an unknown format ({exc}).")
     return Checkpoint(tuple(entry for entry in entries if entry.devices))
+
+
+def _entry(written: JsonValue) -> CheckpointEntry:
+    nodes = written.member("DeviceIDs").members()
+    return CheckpointEntry(
+        written.member("PodUID").text(),
+        written.member("ContainerName").text(),
+        written.member("ResourceName").text(),
+        # The kubelet accepts an empty ID of any plugin on the node.
+        frozenset(device.text(may_be_empty=True) for node in nodes for device in node.elements()),
+    )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from scrubber.adapters.kubelet.checkpoint import Checkpoint, CheckpointEntry
-from scrubber.adapters.kubelet.device_ids import DeviceIdResolver
+from scrubber.adapters.kubelet.device_ids import AliasResolver, DeviceIdResolver
 from scrubber.adapters.kubelet.pod_logs import PodLogs
 from scrubber.domain.assignment import Assignment, ListedClaim, Pod, Share
+from scrubber.domain.resource_mapping import MappedDevice
 
 __all__ = [
     "ClaimedDevice",
+    "Crosscheck",
+    "Crosschecker",
     "ListedPod",
     "assignments_of",
     "checkpoint_only_assignments",
@@ -62,6 +65,84 @@ class ListedPod:
     def has_no_devices(self) -> bool:
         """Whether no container of the pod has a device of any kind."""
         return not any(self.containers.values()) and not any(self.claims.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Crosscheck:
+    """What follows from the sources alone; each attribute is the result of the function of that name.
+
+    Attributes:
+        missing, unlisted: :func:`missing_pods` with our devices, and with devices of any kind.
+        checkpoint_only, checkpoint_only_active: :func:`checkpoint_only_assignments` for an untrusted list and a trusted one.
+        without_devices: :func:`pods_without_devices`.
+        with_unmapped_ids: :func:`pods_with_unmapped_ids`.
+    """
+
+    unconfirmed: tuple[str, ...]
+    assignments: tuple[Assignment, ...]
+    missing: frozenset[Pod]
+    unlisted: frozenset[Pod]
+    checkpoint_only: tuple[Assignment, ...]
+    checkpoint_only_active: tuple[Assignment, ...]
+    without_devices: frozenset[Pod]
+    shares: tuple[Share, ...]
+    claims: tuple[ListedClaim, ...]
+    with_unmapped_ids: frozenset[Pod]
+
+
+class Crosschecker:
+    """Combines the sources, and returns the last result again while nothing that it depends on has changed.
+
+    It depends on the values of the sources and on the meaning of every ID that was looked up: plugins announce those.
+    """
+
+    def __init__(self, resolve_alias: AliasResolver | None = None) -> None:
+        self._resolve_alias = resolve_alias
+        self._last: tuple[object, _Meanings, Crosscheck] | None = None
+
+    def __call__(
+        self, listed: tuple[ListedPod, ...], checkpoint: Checkpoint, logs: PodLogs, own_devices: Collection[str]
+    ) -> Crosscheck:
+        sources = (listed, checkpoint, logs, frozenset(own_devices))
+        if self._last is not None and self._last[0] == sources and self._last[1].hold():
+            return self._last[2]
+        meanings = _Meanings(self._resolve_alias or _no_alias)
+        ours = DeviceIdResolver(own_devices, meanings)
+        assignments = assignments_of(listed, checkpoint, logs, ours)
+        result = Crosscheck(
+            unconfirmed=() if checkpoint.error else unconfirmed_pods(checkpoint, listed, ours),
+            assignments=assignments,
+            missing=missing_pods(assignments, checkpoint, logs, ours),
+            unlisted=missing_pods(assignments, checkpoint, logs, None),
+            checkpoint_only=checkpoint_only_assignments(assignments, checkpoint, logs, ours, active_only=False),
+            checkpoint_only_active=checkpoint_only_assignments(assignments, checkpoint, logs, ours, active_only=True),
+            without_devices=pods_without_devices(listed, checkpoint, logs),
+            shares=shares_of(listed, checkpoint, logs, ours),
+            claims=listed_claims(listed, checkpoint, logs),
+            with_unmapped_ids=pods_with_unmapped_ids(listed, checkpoint, logs, ours),
+        )
+        self._last = (sources, meanings, result)
+        return result
+
+
+class _Meanings:
+    """What IDs meant when they were looked up."""
+
+    def __init__(self, resolve_alias: AliasResolver) -> None:
+        self._resolve_alias = resolve_alias
+        self._found: dict[tuple[str, str], MappedDevice | None] = {}
+
+    def __call__(self, resource: str, kubelet_id: str) -> MappedDevice | None:
+        meant = self._found[resource, kubelet_id] = self._resolve_alias(resource, kubelet_id)
+        return meant
+
+    def hold(self) -> bool:
+        """Return whether every ID still means the same."""
+        return all(self._resolve_alias(*key) == meant for key, meant in self._found.items())
+
+
+def _no_alias(resource: str, kubelet_id: str) -> None:
+    return None
 
 
 def assignments_of(

@@ -14,15 +14,13 @@ have requested any of those anyway.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from scrubber.adapters.kubelet.pod_logs import PodLogs, read_pod_logs
+from scrubber.adapters.kubelet.strict_json import parse_json
 from scrubber.domain.assignment import KubeletReading, Pod
 from scrubber.domain.infrastructure import PodIdentity
 
@@ -32,27 +30,6 @@ _PROJECTED = Path("volumes", "kubernetes.io~projected")
 _TOKEN = "token"
 _MAX_BYTES = 64 * 1024
 _MAX_VOLUMES = 64
-
-
-class _Named(BaseModel):
-    model_config = ConfigDict(strict=True)
-    name: str = Field(min_length=1)
-
-
-class _Identified(_Named):
-    uid: str = Field(min_length=1)
-
-
-class _Claims(BaseModel):
-    model_config = ConfigDict(strict=True)
-    namespace: str = Field(min_length=1)
-    pod: _Identified
-    account: _Named = Field(alias="serviceaccount")
-
-
-class _Payload(BaseModel):
-    model_config = ConfigDict(strict=True)
-    kubernetes: _Claims = Field(alias="kubernetes.io")
 
 
 class PodIdentities:
@@ -129,12 +106,13 @@ def parse_account(token: bytes, pod_uid: str, pod: tuple[str, str]) -> str | Non
         return None
     try:
         text = base64.urlsafe_b64decode(parts[1] + b"=" * (-len(parts[1]) % 4))
-        claims = _Payload.model_validate_json(text).kubernetes
-    except (binascii.Error, ValueError, ValidationError):
+        claims = parse_json(text).member("kubernetes.io")
+        owner = claims.member("pod")
+        found = (owner.member("uid").text(), claims.member("namespace").text(), owner.member("name").text())
+        account = claims.member("serviceaccount").member("name").text()
+    except ValueError:  # no base64, no JSON, or another shape
         return None
-    if (claims.pod.uid, claims.namespace, claims.pod.name) != (pod_uid, *pod):
-        return None
-    return claims.account.name
+    return account if found == (pod_uid, *pod) else None
 
 
 def _tokens(volumes: Path) -> list[bytes]:

@@ -14,6 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from scrubber.domain.assignment import Pod
@@ -23,6 +24,8 @@ __all__ = ["PodLogs", "count_container_starts", "index_pod_logs", "read_pod_logs
 PodName = tuple[str, str]
 
 _LOG = re.compile(r"([0-9]{1,9})\.log(?:\..*)?", re.ASCII | re.DOTALL)
+_MAX_PODS = 16_384
+"""Maximum number of entries in the directory of all pods: a process that can write it must not control what a reading costs."""
 _MAX_LOGS = 4096
 """Maximum number of entries read from one pod's log directory: rotated logs remain next to the current one."""
 
@@ -51,11 +54,17 @@ class PodLogs:
 def read_pod_logs(directory: Path) -> PodLogs:
     """Read ``directory`` (``/var/log/pods``); never raises."""
     try:
-        return index_pod_logs(os.listdir(directory))
+        with os.scandir(directory) as entries:
+            found = [entry.name for entry in islice(entries, _MAX_PODS + 1)]
     except FileNotFoundError:
         return PodLogs(error=f"The directory {directory} does not exist, so pods have no UID.")
     except OSError as exc:
         return PodLogs(error=f"{directory} cannot be read, so pods have no UID: {exc.strerror or exc}.")
+    if len(found) > _MAX_PODS:
+        return PodLogs(
+            error=f"{directory} has more than {_MAX_PODS} entries, so pods have no UID: remove those that are no pod's."
+        )
+    return index_pod_logs(found)
 
 
 def count_container_starts(directory: Path, pod: Pod) -> Mapping[str, int] | None:

@@ -24,7 +24,7 @@ from scrubber.wire import podresources_pb2 as messages
 if TYPE_CHECKING:
     from scrubber.ports.runtime import Clock
 
-__all__ = ["KubeletBusy", "PodResourcesClient", "PodUidLookup"]
+__all__ = ["KubeletBusy", "PodResourcesClient", "PodUidLookup", "parse_pod_list"]
 
 _MAX_PATH_LENGTH = 107  # maximum length of a Unix socket address, in bytes
 _MAX_BYTES = 16 * 1024 * 1024
@@ -145,7 +145,7 @@ class PodResourcesClient:
 
     def _parse(self, answer: bytes) -> tuple[ListedPod, ...]:
         if self._parsed[0] != answer:  # mostly nothing has changed
-            self._parsed = (answer, _pods(answer))
+            self._parsed = (answer, parse_pod_list(answer))
         return self._parsed[1]
 
     async def _wait_for_rate_limit(self, due: float) -> None:
@@ -197,7 +197,12 @@ class PodResourcesClient:
         return SocketIdentity(found.st_ino, found.st_mtime_ns, self._clock.wall() - found.st_mtime)
 
 
-def _pods(answer: bytes) -> tuple[ListedPod, ...]:
+def parse_pod_list(answer: bytes) -> tuple[ListedPod, ...]:
+    """Parse the message that the kubelet sends.
+
+    Raises:
+        Unavailable: It is not such a message.
+    """
     try:
         response = messages.ListPodResourcesResponse.FromString(answer)
     except DecodeError as exc:

@@ -220,6 +220,7 @@ def encode_fields(values: Mapping[str, str | int | float | bool | None]) -> str:
 def decode_fields(text: str) -> Mapping[str, str | int | float | bool | None]:
     """Return the fields that :func:`encode_fields` wrote; raises :class:`CodecError` for anything else."""
     try:
-        return SCALARS.decode(json.loads(text))
-    except json.JSONDecodeError as problem:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as problem:
         raise CodecError(f"not JSON: {problem}") from None
+    return SCALARS.decode(fields)

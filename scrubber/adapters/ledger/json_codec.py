@@ -279,7 +279,7 @@ def parse_object(text: str) -> dict[str, Json]:
     """Return the JSON object in ``text``; raises :class:`CodecError` if it is none."""
     try:
         json_value = json.loads(text)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise CodecError(f"not JSON: {problem}") from None
     if not isinstance(json_value, dict):
         raise CodecError("not an object")

@@ -180,6 +180,9 @@ def _connect(path: str) -> sqlite3.Connection:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
+    except UnicodeDecodeError as error:  # Python cannot decode SQLite's message, which quotes the damaged schema
+        connection.close()
+        raise sqlite3.DatabaseError("the schema of the database is malformed, and is not text") from error
     except BaseException:
         connection.close()
         raise

@@ -18,6 +18,7 @@ from pathlib import Path
 from scrubber.adapters.kernel_text import value_in
 from scrubber.adapters.ledger.failures import START_OVER_HINT
 from scrubber.domain.errors import AlreadyRunning, InvalidConfiguration, LedgerFailure
+from scrubber.durability import sync_directory, sync_path
 
 __all__ = ["UNSUPPORTED_FILESYSTEMS", "FileIdentity", "StateDirectory", "filesystem_magic"]
 
@@ -215,9 +216,9 @@ class StateDirectory:
         os.link(self.database, copy)
         self._flush(copy)
         self._flush(self.temporary_database)
-        self._flush(self.directory)
+        sync_directory(self.directory)
         self.temporary_database.rename(self.database)
-        self._flush(self.directory)
+        sync_directory(self.directory)
         return copy
 
     def remove_temporary_database(self) -> None:
@@ -253,15 +254,16 @@ class StateDirectory:
             self.create_temporary_database(create)
             self._flush(self.temporary_database)
             self.temporary_database.rename(self.database)
-            self._flush(self.directory)
         if not self.marker.exists():
+            # Also for an existing database: the process that created it may have been killed before this point.
+            sync_path(self.directory)
             descriptor = os.open(self.marker, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.write(descriptor, _MARKER_TEXT.encode("ascii"))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            self._flush(self.directory)
+            sync_directory(self.directory)
 
     def create_temporary_database(self, create: Callable[[Path], None]) -> None:
         """Have ``create`` write a complete database at the temporary path, where it finds an empty, private file."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from scrubber.cli.client_run import run
+from scrubber.cli.device_listing import list_devices
 from scrubber.cli.options import NoHeadersOption, OutputOption, SocketOption, device_name
-from scrubber.cli.render.device_list import device_list_result, select_devices
-from scrubber.cli.render.output import OutputFormat, print_result
-
-if TYPE_CHECKING:
-    from scrubber.api import scrubber_pb2 as pb
+from scrubber.cli.render.output import OutputFormat
 
 __all__ = ["add_commands"]
 
@@ -55,13 +50,4 @@ def devices(
         watch_devices(socket, device or (), output, no_headers=no_headers)
         return
 
-    async def fetch() -> tuple[Sequence[pb.Device], pb.ServiceInfo | None]:
-        from scrubber.api.client import ReadClient
-
-        async with ReadClient(socket) as client:
-            found = (await client.devices()).devices
-            # Node-level information is shown only to people: a script gets a list of devices, from one request.
-            return found, await client.service_info() if output.is_table else None
-
-    found, info = run(fetch())
-    print_result(device_list_result(select_devices(found, device or ()), info), output, no_headers=no_headers)
+    list_devices(socket, device or (), output, no_headers=no_headers)

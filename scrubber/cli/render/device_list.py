@@ -18,7 +18,6 @@ from scrubber.cli.render.device_facts import (
     tenant_name,
 )
 from scrubber.cli.render.output import CommandResult, OutputColumn
-from scrubber.domain.agent_pause import PauseWay
 from scrubber.domain.formatting import format_size, format_utc
 
 if TYPE_CHECKING:
@@ -176,6 +175,8 @@ def _pause_notes(info: pb.ServiceInfo | None) -> Iterator[str]:
     if info is None or not info.HasField("agent_pause"):
         return
     pause = info.agent_pause
+    from scrubber.domain.agent_pause import PauseWay  # not at the start of each list: pauses are rare
+
     if pause.way == PauseWay.EXTERNAL_RESET:
         doing = "is over, and its request is being removed" if pause.ending else "is under way"
         named = ", ".join(pause.device_ids)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OutputColumn",
     "TableSection",
+    "device_name",
     "display_width",
     "printable",
     "render_lines",
@@ -237,6 +238,11 @@ def _with_short_ids(columns: Sequence[OutputColumn], rows: list[list[str]]) -> l
         for place, column in enumerate(columns)
     ]
     return [[names.get(cell, cell) for names, cell in zip(short, row, strict=True)] for row in rows]
+
+
+def device_name(text: str) -> str:
+    """Return a device name as copied by a user: tables truncate ids to a unique prefix and "…"."""
+    return text.strip().removesuffix("…").removesuffix("...")
 
 
 def _property_list(rows: Sequence[Sequence[str]]) -> RenderableType:

@@ -35,6 +35,11 @@ def _cause(finding: Finding, policy: Policy, now: float) -> Cause:
 _RESTING_NOTE = "recovery resumes 24 hours after the first of them."
 
 
+def is_resting(record: DeviceRecord) -> bool:
+    """Whether the next attempt waits until fewer than the permitted attempts of a day are on record."""
+    return record.cause is not None and record.cause.message.endswith(_RESTING_NOTE)
+
+
 # See docs/decisions/0028-recovery-and-probation.md.
 def apply_attempt_limits(record: DeviceRecord, policy: Policy, now: float) -> DeviceRecord:
     """Return ``record`` unchanged while another attempt is allowed; otherwise condemned, or waiting.
@@ -69,8 +74,7 @@ def apply_attempt_limits(record: DeviceRecord, policy: Policy, now: float) -> De
     # If the faults occur only under one tenant, and the device works without that tenant, it must not require an
     # operator.
     who = ", each time while it was assigned to the same tenant" if one_tenants else ""
-    noted = cause.message.endswith(_RESTING_NOTE)
-    message = cause.message if noted else f"{cause.message} {used_up}{who}; {_RESTING_NOTE}"
+    message = cause.message if is_resting(record) else f"{cause.message} {used_up}{who}; {_RESTING_NOTE}"
     rest = max(record.retry_at or now, oldest + DAY)
     return replace(record, cause=replace(cause, message=message), retry_at=rest)
 

@@ -168,7 +168,7 @@ class ApiServer:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a connection is served by a task")
-        connection = HttpConnection(reader, writer, self._handle)
+        connection = HttpConnection(reader, writer, self.handle)
         self._connections[task] = connection
         try:
             await connection.serve()
@@ -179,7 +179,8 @@ class ApiServer:
             del self._connections[task]
             writer.close()
 
-    async def _handle(self, request: HttpRequest) -> HttpResponse:
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request, of a connection or of a client in this process."""
         account = self._tokens.get(request.headers.get("authorization", "").removeprefix("Bearer "))
         target: Target | None = None
         problem: StatusError | None = None

@@ -266,6 +266,11 @@ class Occupancy:
             found.append((grant, where))
         return found
 
+    async def have_pods_ended(self) -> bool:
+        """Return whether the kernel shows that every pod of the open grants has ended, so that no list is needed."""
+        standings = await self.pod_liveness()
+        return bool(standings) and all(where.ended for _, where in standings)
+
     async def void_certificate(self, record_before: DeviceRecord) -> bool:
         """Void the certificate of a device that was found held without a grant; return whether it was voided.
 

@@ -181,7 +181,7 @@ async def _report_other_assignments(
     node: Node, reading: KubeletReading, reported: frozenset[tuple[str, Pod]], dependencies: Dependencies
 ) -> frozenset[tuple[str, Pod]]:
     """Report assignments of our devices by another plugin or a DRA driver, each once while it lasts."""
-    own = {each.device: node.assigners_of(each) for each in node.devices.records()}
+    own = node.assigners()
     foreign = {
         (device, each.pod): each
         for device, names in own.items()

@@ -8,9 +8,10 @@ from contextlib import nullcontext
 from scrubber.domain.errors import DeviceFault, ScrubberError
 from scrubber.domain.evidence import ScrubTrigger
 from scrubber.domain.health.history import DAY
-from scrubber.domain.health.recovery import condition_persists
-from scrubber.domain.next_action import RecoveryAction, next_action
+from scrubber.domain.health.recovery import condition_persists, is_resting
+from scrubber.domain.next_action import NextAction, RecoveryAction, next_action
 from scrubber.domain.policy import Policy
+from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Hygiene, RecoveryMethod
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
@@ -76,7 +77,9 @@ async def run_recovery_loop(
             await controller.state.wake.wait()
             pause = _PAUSE_FIRST
             continue
-        if need.due is not None and 0 < need.due - now <= _longest_delay(controller.state.policy):
+        if need.due is not None and 0 < need.due - now <= _longest_delay(
+            need, controller.state.record, controller.state.policy
+        ):
             await _sleep(controller, dependencies, need.due - now)
             continue
         if need.action is RecoveryAction.SCRUB and controller.scrubs.delay > 0:
@@ -96,7 +99,8 @@ async def run_recovery_loop(
             if until is not None and until > now:
                 await _sleep(controller, dependencies, min(until - now, _BREAKER_INTERVAL))
                 continue
-            await controller.pods.refresh()
+            if not await controller.occupancy.have_pods_ended():
+                await controller.pods.refresh()
             if not await _is_blocked(controller, need.action) and not await _condition_persists(
                 controller, need.action
             ):
@@ -176,7 +180,12 @@ async def _condition_persists(controller: DeviceController, action: RecoveryActi
     return condition_persists(controller.state.record, await controller.health.check())
 
 
-def _longest_delay(policy: Policy) -> float:
+def _longest_delay(need: NextAction, record: DeviceRecord, policy: Policy) -> float:
     """Longest plausible delay in seconds. A later due time means that a clock was set back, and is ignored."""
-    rule, again = policy.recovery, policy.maintenance.interval or 0.0
-    return max(rule.max_backoff, rule.probation_interval, again + DAY)
+    match need.action:
+        case RecoveryAction.MAINTENANCE_SCRUB:
+            return (policy.maintenance.interval or 0.0) + DAY
+        case RecoveryAction.PROBATION_SCRUB:
+            return policy.recovery.probation_interval
+        case _:
+            return DAY if is_resting(record) else policy.recovery.max_backoff

@@ -20,15 +20,16 @@ from scrubber.domain.evidence import (
 )
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.states import OPERATOR_CAUSE
+from scrubber.observability.log_context import current_trace_id
 from scrubber.observability.metrics.create import create_counter, create_histogram
 from scrubber.observability.metrics.labels import (
     OTHER,
     REFUSAL_CODES,
     KnownCodes,
     bounded_label,
+    exemplar,
     non_negative_number,
     numeric_field,
-    scrub_exemplar,
 )
 from scrubber.observability.metrics.page import MetricsPage
 from scrubber.observability.registry import service_metrics as declared
@@ -70,7 +71,7 @@ class HandoverMetrics:
         self._handovers.labels(kind, path, outcome).inc()
         seconds = numeric_field(event, "duration_seconds")
         if seconds is not None:
-            self._duration.labels(path, outcome).observe(seconds)
+            self._duration.labels(path, outcome).observe(seconds, exemplar(event.scrub, current_trace_id()))
 
 
 MAX_TENANTS: Final = 64
@@ -184,7 +185,7 @@ class ScrubMetrics:
         self._residue.inc(numeric_field(event, "residue_bytes") or 0.0)
         seconds = numeric_field(event, "duration_seconds")
         if seconds is not None:  # unknown if the service ended during the scrub
-            self._duration.labels(*labels).observe(seconds, scrub_exemplar(event.scrub))
+            self._duration.labels(*labels).observe(seconds, exemplar(event.scrub, current_trace_id()))
 
     def on_killed(self, event: Event) -> None:
         """Count a kill, unless the orphan of an eraser could not be killed."""
@@ -195,7 +196,7 @@ class ScrubMetrics:
         self._unexplained.inc(numeric_field(event, "residue_bytes") or 0.0)
 
     def record_scrub(self, record: ScrubRecord) -> None:
-        named = scrub_exemplar(record.id)
+        named = exemplar(record.id, current_trace_id())
         for step in record.steps:
             seconds = non_negative_number(step.seconds) or 0.0
             self._steps.labels(step.step.value, record.path.value, step.verdict.value).observe(seconds, named)

@@ -23,9 +23,9 @@ __all__ = [
     "KnownCodes",
     "bounded_label",
     "error_codes",
+    "exemplar",
     "non_negative_number",
     "numeric_field",
-    "scrub_exemplar",
     "xid_label",
 ]
 
@@ -74,11 +74,16 @@ def numeric_field(event: Event, name: str) -> float | None:
     return non_negative_number(event.fields.get(name))
 
 
-def scrub_exemplar(scrub: str | None) -> dict[str, str] | None:
-    """Return the exemplar that names ``scrub``; None if there is none, or if it exceeds OpenMetrics' limit."""
-    if scrub is None or len("scrub_id") + len(scrub) > _MAX_EXEMPLAR_CHARS:
-        return None
-    return {"scrub_id": scrub}
+def exemplar(scrub: str | None, trace: str | None) -> dict[str, str] | None:
+    """Return the exemplar that names ``scrub`` and ``trace``, as far as there are such and OpenMetrics' limit allows.
+
+    None without any. The scrub comes first: its id is in the log and in the audit log for longer than a trace is kept.
+    """
+    labels: dict[str, str] = {}
+    for name, value in (("scrub_id", scrub), ("trace_id", trace)):
+        if value and sum(map(len, (*labels, *labels.values(), name, value))) <= _MAX_EXEMPLAR_CHARS:
+            labels[name] = value
+    return labels or None
 
 
 class KnownCodes:

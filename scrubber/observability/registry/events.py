@@ -122,8 +122,8 @@ _HANDOVERS: Final = (
         "claim.unprepare-requested",
         INFO,
         ("device", "tenant", "pod", *_OF_A_CLAIM),
-        "The kubelet asked the DRA driver to unprepare the claim, or an operator ordered a scrub after all its pods were gone. "
-        "The device is scrubbed as soon as the claim's pods have ended.",
+        "The kubelet asked the DRA driver to unprepare the claim, or an operator ordered a scrub after all its pods were gone, "
+        "or the service released a claim that the kubelet has forgotten, or whose pod has not started (actor `service`), for another request. The device is scrubbed as soon as the claim's pods have ended.",
     ),
     _audited(
         "job.end-reported",

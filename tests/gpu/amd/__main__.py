@@ -65,9 +65,10 @@ def _options(arguments: Sequence[str] | None) -> tuple[AmdOptions, Path | None, 
     )
     parser.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
     found = parser.parse_args(arguments)
+    extent = QUICK if found.quick else FULL
     options = AmdOptions(
         root=found.amd_root,
-        extent=QUICK if found.quick else FULL,
+        extent=extent.for_stand_ins() if found.dry_run else extent,
         device=found.device,
         allow_settings=found.allow_settings,
         allow_reset=found.allow_reset,

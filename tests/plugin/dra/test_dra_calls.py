@@ -448,6 +448,27 @@ async def test_released_claim_has_no_specification_any_more(short_tmp: Path) -> 
         assert here.service.released == [ONE.uid]
 
 
+async def test_claim_that_the_service_released_for_another_one_loses_its_specification_before_the_next_try(
+    short_tmp: Path,
+) -> None:
+    specs: list[set[str]] = []
+
+    async def release_one(uid: str) -> None:
+        specs.append(set(here.specs()))
+        if len(specs) == 1:
+            here.service.prepared.pop(ONE.uid)
+            raise NotReady("It was released.", code=ErrorCode.CLAIM_ABANDONED)
+
+    async with node(short_tmp, device(0)) as here:
+        for each in (ONE, TWO):
+            here.api.add(allocated_claim(each, "main:sim-0"))
+        await here.prepare(ONE)
+        before = set(here.specs())
+        here.service.on_prepare = release_one
+        assert (await here.prepare(TWO))[TWO.uid].error == ""
+        assert specs == [before, set()]
+
+
 async def test_claim_that_is_unknown_to_everyone_is_released(short_tmp: Path) -> None:
     async with node(short_tmp, device(0)) as here:
         assert (await here.unprepare(ABSENT))[ABSENT.uid].error == ""

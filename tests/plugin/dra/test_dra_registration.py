@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import itertools
 import json
@@ -12,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -182,6 +183,21 @@ async def test_directories_that_the_kubelet_has_not_created_are_waited_for(short
         assert "does not exist" in (await journal.until("kubelet.unavailable"))["message"]
         assert not paths.registration_socket.exists()
         directory.plugins.mkdir()
+        await journal.until("plugin.serving")
+
+
+async def test_driver_without_descriptors_for_its_directories_tries_again(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(path: Path) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    directory.plugins.joinpath(DRIVER).mkdir()
+    monkeypatch.setattr(Path, "iterdir", exhausted)
+    journal = Journal()
+    async with registered(directory, journal=journal):
+        assert "Too many open files" in (await journal.until("kubelet.unavailable"))["message"]
+        monkeypatch.undo()
         await journal.until("plugin.serving")
 
 

@@ -1,6 +1,12 @@
 // The state timeline and the status history. Grafana draws these two in its application, not in its packages:
 // these are our own boxes on Grafana's plot, with its axes, colours and legend.
-import { FieldType, formattedValueToString, getFieldDisplayName, outerJoinDataFrames } from '@grafana/data';
+import {
+  FieldType,
+  formattedValueToString,
+  getFieldDisplayName,
+  getValueFormat,
+  outerJoinDataFrames,
+} from '@grafana/data';
 import { AxisPlacement, ScaleDirection, ScaleOrientation } from '@grafana/schema';
 import { UPlotChart, UPlotConfigBuilder, VizLayout, VizLegend } from '@grafana/ui';
 import { useMemo } from 'react';
@@ -35,7 +41,21 @@ function stretches(field, merge, span) {
   return found;
 }
 
-function legendOf(fields, mappings) {
+/** The ranges of several thresholds, which Grafana lists instead of values. */
+function thresholdLegend({ thresholds, unit, decimals }, theme) {
+  const text = (value) => formattedValueToString(getValueFormat(unit)(value, decimals));
+  return thresholds.steps.map(({ value, color }, index) => ({
+    label: index === 0 ? `< ${text(thresholds.steps[1].value)}` : `${text(value)}+`,
+    color: theme.visualization.getColorByName(color),
+    yAxis: 1,
+  }));
+}
+
+function legendOf(fields, mappings, theme) {
+  const { config } = fields[0];
+  if (config.color?.mode === 'thresholds' && config.thresholds?.steps.length > 1) {
+    return thresholdLegend(config, theme);
+  }
   const order = new Map();
   for (const mapping of mappings ?? []) {
     const results = mapping.type === 'value' ? Object.values(mapping.options) : [mapping.options.result];
@@ -191,7 +211,7 @@ export function TimelinePanel({ panel, frames, theme, replace, timeRange, width,
       <VizLayout.Legend placement={options.legend?.placement ?? 'bottom'}>
         <VizLegend
           placement={options.legend?.placement ?? 'bottom'}
-          items={legendOf(drawn.fields, drawn.mappings)}
+          items={legendOf(drawn.fields, drawn.mappings, theme)}
           displayMode="list"
         />
       </VizLayout.Legend>

@@ -1,0 +1,1 @@
+"""The fuzzing targets, one module for each subject."""
