@@ -29,7 +29,7 @@ from bench.fault import quick_recovery
 from bench.figures import Quantiles
 from bench.footprint import pss, thread_seconds
 from bench.node import BenchNode, hand_over_message
-from bench.report import table
+from bench.report import COMPARISON, table
 from plugin.api import deviceplugin_pb2 as api
 from plugin.api import deviceplugin_pb2_grpc as rpc
 from scrubber import __version__
@@ -447,14 +447,7 @@ def _lines(rows: Sequence[PeerRow], binary: bool) -> Iterator[str]:
         (
             "figure",
             "of",
-            "p50",
-            "p99",
-            "reference",
-            "reference p50",
-            "reference p99",
-            "p50 ratio",
-            "p99 ratio",
-            "samples",
+            *COMPARISON,
         ),
         [_cells(row) for row in sorted(rows, key=lambda row: order[_kind(row)])],
     )

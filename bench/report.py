@@ -16,9 +16,11 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from bench.figures import Amount, TargetResult, Timing
 from bench.machine import Machine
 
-__all__ = ["SCHEMA", "Report", "dump", "load", "render", "table"]
+__all__ = ["COMPARISON", "SCHEMA", "Report", "dump", "load", "render", "table"]
 
 SCHEMA = 1
+COMPARISON = ("p50", "p99", "reference", "reference p50", "reference p99", "p50 ratio", "p99 ratio", "samples")
+"""Columns of durations that were measured alternately with a reference."""
 _SIGNIFICANT = 4
 
 
@@ -129,14 +131,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from table(
         (
             "measurement",
-            "p50",
-            "p99",
-            "reference",
-            "reference p50",
-            "reference p99",
-            "p50 ratio",
-            "p99 ratio",
-            "samples",
+            *COMPARISON,
         ),
         [_timing(each) for each in report.timings],
     )

@@ -187,13 +187,7 @@ def time_series_panel(
             look.StackingConfig().mode(common.StackingMode.NORMAL if stacked else common.StackingMode.NONE).group("A")
         )
         .color_scheme(build.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
-        .legend(
-            look.VizLegendOptions()
-            .display_mode(common.LegendDisplayMode.LIST)
-            .placement(common.LegendPlacement.BOTTOM)
-            .show_legend(True)
-            .calcs([])
-        )
+        .legend(_legend())
         .tooltip(look.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
         .targets(
             [_target(each, ref).range().exemplar(each.exemplars) for ref, each in zip(_REFS, queries, strict=False)]
@@ -276,13 +270,7 @@ def state_timeline_panel(
         .row_height(0.85)
         .line_width(0)
         .fill_opacity(80)
-        .legend(
-            look.VizLegendOptions()
-            .display_mode(common.LegendDisplayMode.LIST)
-            .placement(common.LegendPlacement.BOTTOM)
-            .show_legend(True)
-            .calcs([])
-        )
+        .legend(_legend())
         .tooltip(look.VizTooltipOptions().mode(common.TooltipDisplayMode.SINGLE))
         .targets([_target(each, ref).range() for ref, each in zip(_REFS, queries, strict=False)])
     )
@@ -322,13 +310,7 @@ def heat_map_panel(
         .line_width(0)
         .fill_opacity(80)
         .max_data_points(_CELL_COUNT)
-        .legend(
-            look.VizLegendOptions()
-            .display_mode(common.LegendDisplayMode.LIST)
-            .placement(common.LegendPlacement.BOTTOM)
-            .show_legend(True)
-            .calcs([])
-        )
+        .legend(_legend())
         .tooltip(look.VizTooltipOptions().mode(common.TooltipDisplayMode.SINGLE))
         .targets([_target(query, "A").range()])
         .data_links([_link(*link)])
@@ -397,6 +379,16 @@ def table_panel(
     if isinstance(made.options, TableOptions):
         made.options.footer = None  # the SDK's default; Grafana 12 has no such option
     return made
+
+
+def _legend() -> look.VizLegendOptions:
+    return (
+        look.VizLegendOptions()
+        .display_mode(common.LegendDisplayMode.LIST)
+        .placement(common.LegendPlacement.BOTTOM)
+        .show_legend(True)
+        .calcs([])
+    )
 
 
 def _target(query: Query, ref: str) -> prometheus.Dataquery:

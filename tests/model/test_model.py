@@ -26,7 +26,7 @@ STEPS: Mapping[str, str] = {
     "device/health.py DeviceHealth.report": "fault",
     "loops/reconcile.py reconcile": "service",
 }
-"""Where the engine writes to the ledger → the model's step that stands for it."""
+"""Each place where the engine writes to the ledger, and the step of the model that represents it."""
 OTHERS: Mapping[str, str] = {
     "device/state.py DeviceState.commit.store_and_apply": "does it for the others",
     "device/occupancy.py Occupancy._commit_or_mark_gap": "does it for the others",
