@@ -36,8 +36,8 @@ _exec = asyncio.create_subprocess_exec
 
 
 def without_forking_process(pids: Collection[int]) -> list[int]:
-    """Return those of ``pids`` that are not a process that forks children."""
-    return [pid for pid in pids if _name(pid) != NAME]
+    """Return those of ``pids`` that still exist and are not a process that forks children."""
+    return [pid for pid in pids if _name(pid) not in ("", NAME)]
 
 
 def leave_forking_process(forked: Collection[str], become: Callable[[dict[str, Any], int], None]) -> str | None:
@@ -52,14 +52,16 @@ def leave_forking_process(forked: Collection[str], become: Callable[[dict[str, A
     """
     parent, name = os.getpid(), _name(os.getpid())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # The name comes before the fork: without it the new process could be counted as a child of the service.
+    _set_name(NAME)
     if os.fork() == 0:  # noqa: TID251 - this process has one thread
         ours.close()
         die_with_parent(parent)
-        _set_name(NAME)
         for number in (0, 1):
             os.dup2(null := os.open(os.devnull, os.O_RDWR), number)
             os.close(null)
         return _serve(theirs, name, become)
+    _set_name(name)
     theirs.close()
     vars(asyncio)["create_subprocess_exec"] = _Forking(ours, forked).start
     return None
