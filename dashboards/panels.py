@@ -1,4 +1,4 @@
-"""The kinds of panels on the boards: number, graph, state timeline, heat map, table.
+"""The kinds of panels on the boards: number, graph, state timeline, heat map, histogram over time, table.
 
 Each takes the question that it answers, which becomes its description, and the unit of its values. Properties common to
 all panels of a kind are defined here, once.
@@ -12,9 +12,10 @@ from typing import Final
 
 from grafana_foundation_sdk.builders import common as look
 from grafana_foundation_sdk.builders import dashboard as build
-from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, statushistory, table, timeseries
+from grafana_foundation_sdk.builders import heatmap, prometheus, stat, statetimeline, statushistory, table, timeseries
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import heatmap as heatmap_model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.table import Options as TableOptions
 
@@ -27,6 +28,7 @@ __all__ = [
     "Query",
     "event_count_panel",
     "heat_map_panel",
+    "histogram_over_time_panel",
     "stat_panel",
     "state_timeline_panel",
     "table_panel",
@@ -40,6 +42,9 @@ _BAR_COUNT: Final = 120
 
 _CELL_COUNT: Final = 60
 """Over the time range."""
+
+_LEAST_OBSERVATION: Final = 1e-9
+"""Cells with fewer observations are not drawn."""
 
 _MAX_GAP: Final = 600_000
 """Milliseconds."""
@@ -317,6 +322,50 @@ def heat_map_panel(
     )
     if decimals is not None:
         panel = panel.decimals(decimals)
+    if nothing is not None:
+        panel = panel.no_value(nothing)
+    return panel.build()
+
+
+def histogram_over_time_panel(
+    title: str,
+    question: str,
+    buckets: str,
+    *,
+    unit: str,
+    span: int = 12,
+    height: int = 9,
+    nothing: str | None = None,
+) -> model.Panel:
+    """Return a heat map of the query ``buckets``, which returns cumulative buckets by ``le``.
+
+    A row is a bucket and a column a moment; the stronger the colour of a cell, the more observations it has.
+    """
+    panel = (
+        heatmap.Panel()
+        .title(title)
+        .description(question)
+        .datasource(DATASOURCE)
+        .height(height)
+        .span(span)
+        .unit(unit)
+        .calculate(False)
+        .y_axis(heatmap.YAxisConfig().unit(unit).axis_placement(common.AxisPlacement.LEFT))
+        .rows_frame(heatmap.RowsHeatmapOptions().layout(common.HeatmapCellLayout.AUTO))
+        .cell_values(heatmap.CellValues().unit("none").decimals(0))
+        .cell_gap(1)
+        .filter_values(heatmap.FilterValueRange().le(_LEAST_OBSERVATION))
+        .color(
+            heatmap.HeatmapColorOptions()
+            .mode(heatmap_model.HeatmapColorMode.OPACITY)
+            .fill(Colour.IN_USE)
+            .scale(heatmap_model.HeatmapColorScale.EXPONENTIAL)
+            .exponent(0.5)
+            .reverse(False)
+        )
+        .max_data_points(_CELL_COUNT)
+        .targets([_target(Query(buckets, "{{le}}"), "A").range().format(PromQueryFormat.HEATMAP)])
+    )
     if nothing is not None:
         panel = panel.no_value(nothing)
     return panel.build()

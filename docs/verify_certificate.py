@@ -37,7 +37,7 @@ def main(envelope_file, key_file):
         key = load_pem_public_key(read(key_file))
         if not isinstance(key, Ed25519PublicKey):
             raise TypeError("the key is none of Ed25519")
-        envelope = json.loads(read(envelope_file).decode(), object_pairs_hook=once)
+        envelope = json.loads(read(envelope_file).decode(), object_pairs_hook=once, parse_constant=int)  # no NaN
         kind, payload = envelope["payloadType"].encode(), decoded(envelope["payload"])
         signatures = [decoded(each["sig"]) for each in envelope["signatures"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UnsupportedAlgorithm) as error:
@@ -45,7 +45,7 @@ def main(envelope_file, key_file):
     for signature in signatures if kind == KIND else ():
         try:
             key.verify(signature, b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload))
-            statement = json.loads(payload, object_pairs_hook=once)
+            statement = json.loads(payload, object_pairs_hook=once, parse_constant=int)
             if (statement["_type"], statement["predicateType"]) == TYPES:
                 return json.dumps(statement, indent=2), 0
         except (InvalidSignature, ValueError, KeyError, TypeError, RecursionError):

@@ -23,6 +23,8 @@ elif [[ ${2:-all} == fast ]]; then
 else
   parts=(
     'tests/dashboards/test_[amp]*.py'
+    'tests/project'
+    'tests/power'
     'tests/integration/test_d*.py'
     'tests/integration/test_[n-r]*.py'
     'tests/integration/test_[!a-gn-r]*.py'

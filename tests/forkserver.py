@@ -49,6 +49,7 @@ _CODE: Final = "-c"
 _CHILDREN: Final = (
     *(f"scrubber.adapters.nvidia.{name}" for name in ("driver", "zygote")),
     *(f"scrubber.adapters.sim.{name}" for name in ("diagnosis", "driver", "zygote")),
+    *("scrubber.adapters.amd.driver", "scrubber.adapters.command.zygote"),
     *("scrubber.adapters.cuda.zygote", "scrubber.adapters.walker"),
 )
 """Children of adapters."""

@@ -17,7 +17,7 @@ from dashboards.panels import (
     table_panel,
     time_series_panel,
 )
-from dashboards.queries import DEVICE_MATCHER, aggregate, increase_by_timestamp, selector
+from dashboards.queries import DEVICE_MATCHER, aggregate, increase_by_timestamp, occurrences, selector
 from dashboards.value_mappings import (
     ADVERTISEMENT,
     HEALTH,
@@ -55,6 +55,7 @@ def device_dashboard() -> model.Dashboard:
             Row("States", _states()),
             Row("Scrubs", _scrubs()),
             Row("Health", _health()),
+            Row("Guarantees", _guarantees()),
             Row("DCGM exporter", _dcgm()),
         ],
         since="now-24h",
@@ -257,6 +258,41 @@ def _health() -> list[model.Panel]:
             span=8,
             nothing="No XID since the service started",
         ),
+    ]
+
+
+def _guarantees() -> list[model.Panel]:
+    """Return the panels on the events that fire the alerts about broken guarantees."""
+    return [
+        stat_panel(
+            title,
+            question,
+            occurrences(metric, DEVICE_MATCHER),
+            unit=unit,
+            span=8,
+            decimals=0,
+            steps=((None, Colour.CLEAN), (1.0, Colour.QUARANTINED)),
+        )
+        for title, question, metric, unit in (
+            (
+                "Unauthorized uses",
+                "How often was it used without a grant within the time range? (Reported once a minute while it lasts.)",
+                "scrubber_unauthorized_uses_total",
+                "none",
+            ),
+            (
+                "Failed verifications",
+                "After how many scrubs within the time range did it not read back as zeros?",
+                "scrubber_failed_verifications_total",
+                "none",
+            ),
+            (
+                "Unexplained residue",
+                "How many bytes were found on it within the time range although it was proved clean and not granted since?",
+                "scrubber_unexplained_residue_bytes_total",
+                "bytes",
+            ),
+        )
     ]
 
 

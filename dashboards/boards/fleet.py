@@ -29,6 +29,7 @@ from dashboards.panels import (
     PanelColumn,
     Query,
     heat_map_panel,
+    histogram_over_time_panel,
     stat_panel,
     table_panel,
     time_series_panel,
@@ -36,6 +37,7 @@ from dashboards.panels import (
 from dashboards.queries import (
     MAX_HEAT_MAP_NODES,
     MAX_ROWS,
+    OUT_OF_SERVICE_MATCHER,
     aggregate,
     occurrences,
     or_zero,
@@ -113,14 +115,16 @@ def _summary() -> list[model.Panel]:
         stat_panel(
             "Unexplained residue",
             "How many bytes were found on devices that were proved clean and not granted since? Any value above 0 is an incident.",
-            occurrences("scrubber_unexplained_residue_bytes_total"),
+            or_zero(
+                occurrences("device:scrubber_unexplained_residue_bytes:total"), series_count("scrubber_build_info")
+            ),
             unit="bytes",
             steps=_ZERO_IS_GOOD,
         ),
         stat_panel(
             "Unauthorized uses",
             "How often was a device used without a grant, within the time range?",
-            occurrences("scrubber_unauthorized_uses_total"),
+            or_zero(occurrences("device:scrubber_unauthorized_uses:total"), series_count("scrubber_build_info")),
             unit="none",
             decimals=0,
             steps=_ZERO_IS_GOOD,
@@ -177,15 +181,14 @@ def _devices() -> list[model.Panel]:
             link=node_series_link(),
             nothing="No device was out of service in this range",
         ),
-        heat_map_panel(
-            "Nodes with the longest waits",
-            "On which nodes did starts wait for their device, and when? (p99 of all responses of five minutes, refusals included; the "
-            f"{MAX_HEAT_MAP_NODES} nodes with the longest waits in the time range. Click a cell to open the node's dashboard.)",
-            Query(worst_nodes(ANSWER_P99_METRIC), "{{instance}} {{cluster}}"),
+        histogram_over_time_panel(
+            "Waits of all starts",
+            "How long did starts wait for a response, refusals included, and are a few of them slow or all? (Each row is a range of "
+            "waits up to the number beside it. The stronger the colour, the more responses had such a wait within five minutes. The nodes "
+            "with long waits are in the node overview.)",
+            aggregate("sum", "instance_le:scrubber_handover_response:increase5m", by=("le",)),
             unit="s",
             span=8,
-            steps=_WAIT_THRESHOLDS,
-            link=node_series_link(),
             nothing="No hand-over in this range",
         ),
         table_panel(
@@ -228,10 +231,12 @@ def _node_overview() -> list[str]:
     node = ("cluster", "instance")
     devices = series_count(DEVICE_STATE_METRIC, by=node)
     in_use = series_count(DEVICE_STATE_METRIC, 'hygiene="in-use"', by=node)
+    # Not the recorded share: it would be one evaluation older than the number of devices beside it.
+    out_of_service = series_count(DEVICE_STATE_METRIC, OUT_OF_SERVICE_MATCHER, by=node)
     return [
         devices,
         f"({or_zero(in_use, devices)})",
-        aggregate("max", "instance:scrubber_devices_out_of_service:ratio", by=node),
+        ratio(out_of_service, devices),
         aggregate("sum", "scrubber_handovers_waiting", by=node),
         aggregate("max", ANSWER_P99_METRIC, by=node),
         aggregate("min", "instance:scrubber_handovers:fast_ratio5m", by=node),
@@ -362,7 +367,7 @@ def _findings() -> list[model.Panel]:
         ),
         table_panel(
             "Findings",
-            "What did scrubs and checks find within the time range? (The device is in the log, and in its history.)",
+            "What did scrubs and checks find within the time range? (The device of a fault is in the alert, in the log, and in its history.)",
             f"{occurrences('instance:scrubber_findings:total', by=('severity', 'step', 'code'))} > 0",
             columns=[
                 PanelColumn("severity", "Severity", width=110, mappings=[severity_mapping()]),
@@ -392,11 +397,14 @@ def _findings() -> list[model.Panel]:
         ),
         table_panel(
             "Unauthorized uses by node",
-            "On which nodes were devices used without a grant within the time range, and how?",
-            top(f"{occurrences('scrubber_unauthorized_uses_total', by=('cluster', 'instance', 'use'))} > 0"),
+            "Which devices were used without a grant within the time range, on which nodes, and how?",
+            top(
+                f"{occurrences('device:scrubber_unauthorized_uses:total', by=('cluster', 'instance', 'device', 'use'))} > 0"
+            ),
             columns=[
                 CLUSTER_COLUMN,
                 PanelColumn("instance", "Node", link=NODE_LINK),
+                _DEVICE,
                 PanelColumn("use", "Use", width=150),
                 PanelColumn("Value", "Times", unit="none", decimals=0, width=80),
             ],

@@ -134,13 +134,24 @@ class NodeScenario:
             )
 
     async def run_unauthorized_process(self, index: int, delay: float, duration: float) -> None:
+        """Use a device without a grant for ``duration``, and until the service has reported it.
+
+        On a busy machine, the process may need seconds to open the device, and the service to see it twice.
+        """
         await self.sleep(delay)
         argv = tenant_argv("--device", str(self.node.memory(index)), "--hold", "forever")
         process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
-        await self.sleep(duration)
-        with suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
+        try:
+            await self.sleep(duration)
+            async with asyncio.timeout(SOON):
+                while True:
+                    if "unauthorized.use.detected" in await asyncio.to_thread(self.node.service.log.read_text):
+                        break
+                    await asyncio.sleep(0.5)
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
 
     async def open_override(self, index: str, delay: float) -> None:
         await self.sleep(delay)
@@ -233,7 +244,7 @@ async def main(records: Path) -> None:
             playing = asyncio.create_task(run_scenario(*scenes))
             await asyncio.wait((playing,), timeout=DURATION)
             if playing.done():
-                raise RuntimeError("the scenario ended too early") from playing.exception()
+                raise RuntimeError("the scenario ended too early, or an event did not occur") from playing.exception()
             now = time.time()
             length = asyncio.get_running_loop().time() - began
             device = (await fleet[0].read_client.devices()).devices[RECORDED_DEVICE].id

@@ -3,6 +3,7 @@
 // `Dashboard` allows any.
 
 import type * as schema from "@grafana/schema";
+import type * as heatmap from "@grafana/schema/dist/esm/raw/composable/heatmap/panelcfg/x/HeatmapPanelCfg_types.gen";
 import type * as stat from "@grafana/schema/dist/esm/raw/composable/stat/panelcfg/x/StatPanelCfg_types.gen";
 import type * as stateTimeline from "@grafana/schema/dist/esm/raw/composable/statetimeline/panelcfg/x/StateTimelinePanelCfg_types.gen";
 import type * as statusHistory from "@grafana/schema/dist/esm/raw/composable/statushistory/panelcfg/x/StatusHistoryPanelCfg_types.gen";
@@ -48,6 +49,7 @@ type PanelOf<Type extends string, Options, Custom> = Omit<
 };
 
 type Panel =
+  | PanelOf<"heatmap", heatmap.Options, heatmap.FieldConfig>
   | PanelOf<"stat", stat.Options, Record<string, never>>
   | PanelOf<"state-timeline", stateTimeline.Options, stateTimeline.FieldConfig>
   | PanelOf<"status-history", statusHistory.Options, statusHistory.FieldConfig>

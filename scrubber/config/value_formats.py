@@ -351,8 +351,8 @@ class Text(ValueFormat):
             refuse_type(raw, where, "write a string; quote it if it looks like a number or like true or false")
         if self.pattern and not re.fullmatch(self.pattern, raw):
             refuse(where, f'"{raw}" is {self.mismatch}')
-        if not raw:
-            refuse_type(raw, where, "write at least one character")
+        if not raw.strip():
+            refuse_type(raw, where, "write at least one character that is not a space")
         return raw
 
     def schema(self, definitions: _Schema) -> _Schema:

@@ -374,6 +374,10 @@ class PodAbsence:
         """Absent twice: the kubelet no longer lists the pod."""
         return self.times >= 2
 
+    def is_proved_for(self, seconds: float, now: float) -> bool:
+        """Whether the pod has been absent for ``seconds``, and that is proved; ``now``: monotonic seconds."""
+        return self.proved and self.since is not None and now - self.since >= seconds
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Process:

@@ -137,15 +137,18 @@ class ClaimPodFacts:
         has_processes: whether it may have a process, sandbox included.
         is_removed: whether it is proved that the kubelet no longer lists the pod, and the pod's own cgroup is gone.
         is_requested: whether the kubelet requests the claim for this pod right now, which it does before the sandbox.
+        is_long_gone: whether it is proved that the kubelet has not listed the pod for the leftover grace period. What is left of
+            it then is a leftover, which keeps the devices from being cleared but not the claim from being released.
     """
 
     has_processes: bool = True
     is_removed: bool = False
     is_requested: bool = False
+    is_long_gone: bool = False
 
     @property
     def is_over(self) -> bool:
-        return not self.has_processes and (self.is_removed or self.is_requested)
+        return self.is_long_gone or (not self.has_processes and (self.is_removed or self.is_requested))
 
 
 # See docs/decisions/0044-claims.md.

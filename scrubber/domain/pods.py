@@ -121,7 +121,6 @@ def claim_pod_liveness(
     if released_for is None:
         return PodLiveness(PodState.ALIVE)
     left = tuple(sorted(processes))
-    gone_for = now - absence.since if absence.proved and absence.since is not None else 0.0
     if not left:
         about_to_start = remaining is not None and any(each not in seen for each in remaining.containers)
         removed = remaining is not None and not remaining.pod
@@ -130,7 +129,7 @@ def claim_pod_liveness(
         return PodLiveness(PodState.OVER, ended=True) if over else PodLiveness(PodState.ALIVE)
     if not named_by_kubelet:
         return PodLiveness(PodState.ALIVE, left)
-    if gone_for >= leftover_grace_period:
+    if absence.is_proved_for(leftover_grace_period, now):
         return PodLiveness(PodState.LEFTOVER, left, f"its pod has been gone for over {leftover_grace_period:g} s")
     living = {process.identity for process in left}
     dead_firsts = all(
@@ -183,7 +182,7 @@ def unreadable_pod_liveness(absence: PodAbsence, *, now: float, leftover_grace_p
 
     A pod that makes itself unreadable must not keep its device indefinitely that way.
     """
-    if not absence.proved or absence.since is None or now - absence.since < leftover_grace_period:
+    if not absence.is_proved_for(leftover_grace_period, now):
         return PodLiveness(PodState.ALIVE)
     proof = f"its pod has been gone for over {leftover_grace_period:g} s, and its processes cannot be identified"
     return PodLiveness(PodState.LEFTOVER, proof=proof, unreadable=True)
@@ -233,9 +232,9 @@ def pod_liveness(
     starting = (sandbox and grant_age < leftover_grace_period) or (not trusted and grant_age < unknown_pod_idle_period)
     if not left:
         return PodLiveness(PodState.ALIVE if listed or starting else PodState.OVER)
-    if not absence.proved or absence.since is None:
+    if not absence.proved:
         return PodLiveness(PodState.ALIVE, left)
-    if now - absence.since >= leftover_grace_period:
+    if absence.is_proved_for(leftover_grace_period, now):
         return PodLiveness(PodState.LEFTOVER, left, f"its pod has been gone for over {leftover_grace_period:g} s")
     living = {process.identity for process in left}
     later = exclude_baseline(left, baseline)

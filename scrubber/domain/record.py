@@ -376,6 +376,30 @@ class DeviceRecord:
             return self
         return self._next(open_grants=grants, last_grant=last)
 
+    def after_unprepare(self, uid: str, at: float, elsewhere: Collection[Pod] = ()) -> DeviceRecord:
+        """Record a request to unprepare the prepared claim ``uid``. Its grant stays open until a scrub shows its pods over.
+
+        Args:
+            elsewhere: pods that cannot use the device any more, although they are not over: they have no process, and start
+                with other devices. The claim loses them, and a claim that has no other pod its grant.
+        """
+        after = self.with_claim(
+            uid,
+            lambda claim: replace(
+                claim,
+                released_at=at,
+                pods=tuple(each for each in claim.pods if each not in elsewhere) or claim.pods,
+                listed_pods=tuple(each for each in claim.listed_pods if each not in elsewhere),
+            ),
+        )
+        grants = tuple(each for each in after.open_grants if each.claim is None or each.claim.uid != uid)
+        left = after.claim(uid)
+        if left is None or not left.pods or not set(left.pods).issubset(elsewhere):
+            return after
+        unused = not grants and self.hygiene is Hygiene.IN_USE
+        hygiene = HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.RELEASED) if unused else self.hygiene
+        return replace(after, open_grants=grants, hygiene=hygiene)
+
     def with_admin_access(self, claim: Claim) -> DeviceRecord:
         """Add a claim with admin access, or set its pods; beyond a limit the oldest one is forgotten."""
         others = tuple(each for each in self.admin_claims if each.uid != claim.uid)

@@ -29,6 +29,7 @@ from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady, Refu
 from scrubber.domain.evidence import PathKind
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
+from scrubber.domain.states import Hygiene
 from scrubber.engine import events, refusals
 from scrubber.engine.dependencies import Dependencies
 from scrubber.engine.device.controller import DeviceController
@@ -204,7 +205,8 @@ class NodeClaims:
         async with self._no_arrivals(deadline):
             state = await self._state_of(claim, requested, same_devices=same_devices)
             if state is PreparedClaimState.ABANDONED:
-                await self._release(claim.uid, "service")
+                # The kubelet starts a requested pod only once it has got other devices: it must not keep these.
+                await self._release(claim.uid, "service", elsewhere=() if same_devices else requested)
         if state is PreparedClaimState.ABANDONED:
             self._check_pods()
         return state
@@ -214,7 +216,8 @@ class NodeClaims:
     ) -> PreparedClaimState:
         known = [each for record in self._devices.records() for each in record.prepared_claims if each.uid == claim.uid]
         pods = tuple(dict.fromkeys(pod for each in known for pod in each.pods))
-        facts = {pod: await self._pods.claim_pod_facts(pod, requested) for pod in pods}
+        limits = self._dependencies.policy().limits
+        facts = {pod: await self._pods.claim_pod_facts(pod, requested, limits=limits) for pod in pods}
         return prepared_claim_state(
             replace(claim, pods=pods),
             facts,
@@ -395,12 +398,20 @@ class NodeClaims:
         finally:
             self._devices.arrivals.release()
 
-    async def _release(self, uid: str, actor: str) -> None:
-        """Record on all devices of the claim that it is to be unprepared, also on those that have left the node."""
+    async def _release(self, uid: str, actor: str, *, elsewhere: Collection[Pod] = ()) -> None:
+        """Record on all devices of the claim that it is to be unprepared, also on those that have left the node.
+
+        Args:
+            elsewhere: pods without a process that start only after another hand-over, with other devices.
+        """
         now = self._dependencies.clock.wall()
-        gone = [(before, _released(before, uid, now, actor)) for before in self._removed_records()]
+
+        def released(record: DeviceRecord) -> tuple[DeviceRecord, tuple[Event, ...]]:
+            return _released(record, uid, now, actor, elsewhere)
+
+        gone = [(before, released(before)) for before in self._removed_records()]
         left = [(after, rows) for before, (after, rows) in gone if after is not before]
-        await self._change(self._prepared(uid), lambda record: _released(record, uid, now, actor), left)
+        await self._change(self._prepared(uid), released, left)
         await self._change(self._admin(uid), lambda record: (record.without_admin_access(uid), ()))
 
     def _decide_release(self, uid: str) -> ReleaseDecision:
@@ -571,13 +582,18 @@ class DriverlessClaims:
         raise self._refusal()
 
 
-def _released(record: DeviceRecord, uid: str, now: float, actor: str) -> tuple[DeviceRecord, tuple[Event, ...]]:
-    """Return ``record`` after a request to unprepare the claim ``uid``, with its event; unchanged if it is not prepared."""
-    after = record.with_claim(uid, lambda claim: replace(claim, released_at=now) if claim.is_prepared else claim)
-    grant = next((each for each in record.open_grants if each.claim is not None and each.claim.uid == uid), None)
-    if after is record or grant is None:
+def _released(
+    record: DeviceRecord, uid: str, now: float, actor: str, elsewhere: Collection[Pod] = ()
+) -> tuple[DeviceRecord, tuple[Event, ...]]:
+    """Return ``record`` after a request to unprepare the claim ``uid``, with its events; unchanged if it is not prepared."""
+    grant = record.prepared_grant(uid)
+    if grant is None:
         return record, ()
-    return after, (events.release_requested(grant, now, record.device, actor),)
+    after = record.after_unprepare(uid, now, elsewhere)
+    rows = [events.release_requested(grant, now, record.device, actor)]
+    if (record.hygiene, after.hygiene) == (Hygiene.IN_USE, Hygiene.DIRTY):
+        rows.append(Event("device.released", now, record.device, actor=actor, fields={"tenant": record.tenant}))
+    return after, tuple(rows)
 
 
 def prepared_claims(records: Iterable[DeviceRecord]) -> tuple[PreparedClaim, ...]:

@@ -101,10 +101,10 @@ class PodTracker:
 
     def track(self, pods: Iterable[Pod]) -> None:
         """Track exactly these pods from now on; forget all others."""
-        tracked = set(pods)
+        tracked, now = set(pods), self._clock.wall()
         self._absences = {pod: self._absences.get(pod, PodAbsence()) for pod in tracked}
         self._first_processes = {pod: self._first_processes.get(pod, {}) for pod in tracked}
-        self._last_run = {pod: at for pod, at in self._last_run.items() if pod in tracked}
+        self._last_run = {pod: at for pod, at in self._last_run.items() if pod in tracked and at <= now}
         self._samples = {pod: sample for pod, sample in self._samples.items() if pod in tracked}
         for pod in self._sampling.keys() - tracked:
             if not self._sampling[pod].locked():
@@ -153,7 +153,7 @@ class PodTracker:
         except Unreadable:
             return False
 
-    async def claim_pod_facts(self, pod: Pod, requested: Collection[Pod]) -> ClaimPodFacts:
+    async def claim_pod_facts(self, pod: Pod, requested: Collection[Pod], *, limits: Limits) -> ClaimPodFacts:
         """Return what is known about a pod of a prepared claim; call :meth:`refresh` first.
 
         Args:
@@ -166,8 +166,10 @@ class PodTracker:
             remaining = await self._pod_cgroups.remaining_cgroups(pod)
         except Unreadable:
             return ClaimPodFacts()
+        absence = self._absences.get(pod, PodAbsence())
+        long_gone = absence.is_proved_for(limits.leftover_grace_period, self._clock.monotonic())
         removed = self.is_absent(pod) and (remaining is None or not remaining.pod)
-        return ClaimPodFacts(bool(processes), removed, pod in requested)
+        return ClaimPodFacts(bool(processes), removed, pod in requested, long_gone)
 
     async def sample_processes(self, grant: Grant) -> bool:
         """Sample the processes of a grant's pod, to know later the first process of each container, and that it ran.
@@ -261,9 +263,13 @@ class PodTracker:
 
         A run of the future was seen before the clock was set back. Later grants would seem to precede it.
         """
-        now = self._clock.wall()
-        self._last_run = {pod: at for pod, at in self._last_run.items() if at <= now}
-        return grant.pod is not None and self._last_run.get(grant.pod, -math.inf) >= grant.at
+        if grant.pod is None:
+            return False
+        ran_at = self._last_run.get(grant.pod, -math.inf)
+        if ran_at > self._clock.wall():
+            del self._last_run[grant.pod]
+            return False
+        return ran_at >= grant.at
 
     async def _own_liveness(self, pod: Pod, grant: Grant) -> PodLiveness:
         cgroups = () if self._is_contradicted(grant) else grant.cgroups

@@ -40,7 +40,9 @@ class Publisher:
         seen = self._view
         # A device that did not change keeps its view, so that its messages need not be made again.
         known = {each.device.id: each for each in seen.devices}
-        devices = tuple(old if (old := known.get(each.device.id)) == each else each for each in devices)
+        devices = tuple(
+            old if (old := known.get(each.device.id)) is not each and old == each else each for each in devices
+        )
         view = replace(
             seen,
             devices=devices,

@@ -303,7 +303,7 @@ def claim_changed(claim: Claim, devices: Collection[str]) -> InvalidRequest:
 def claim_abandoned(claim: Claim) -> NotReady:
     """Refuse one round of a call that found ``claim`` abandoned, and has released it."""
     return NotReady(
-        f"{claim.title.capitalize()} ({claim.uid}) was never unprepared, although its pods are over and the kubelet lists it for "
+        f"{claim.title.capitalize()} ({claim.uid}) was never unprepared, although its pods are gone and the kubelet lists it for "
         "none. It has been released, and its devices are scrubbed. The call is tried again.",
         public_message="The device was prepared for an earlier claim, which has been released now. The start is retried.",
         code=ErrorCode.CLAIM_ABANDONED,

@@ -1,7 +1,7 @@
 """Fork the children of backends from an interpreter that has already imported their modules.
 
-Not those of AMD: a forked process runs no destructors of libraries, and the stand-in for HIP releases its memory in one.
-The tests of how children are started, and of backends with programs, start them as the service does.
+Not the erasers and diagnoses of AMD: a forked process runs no destructors of libraries, and the stand-in for HIP releases
+its memory in one. The tests of how children are started start them as the service does.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import pytest
 
 from tests import forkserver
 
-FORKED = ("test_composite_", "test_cuda_", "test_nvidia_", "test_sim_")
+FORKED = ("test_amd_", "test_command_", "test_composite_", "test_cuda_", "test_nvidia_", "test_sim_")
 
 
 @pytest.fixture(autouse=True)

@@ -270,6 +270,8 @@ def without_memory(directory: Path, body: str) -> Path:
 async def test_program_gets_a_fixed_environment_and_no_descriptor_of_the_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Not forked: what reaches the program depends on how the service starts its child.
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", asyncio.subprocess.create_subprocess_exec)
     monkeypatch.setenv("SECRET", "token")
     body = (
         "fds = sorted(int(each) for each in os.listdir('/proc/self/fd'))\n"

@@ -140,8 +140,13 @@ def test_range_of_xid_codes_becomes_one_row_per_code_in_order() -> None:
         ),
         pytest.param(
             GOOD + "  - {code: 14, class: reset, source: us, note: ''}\n",
-            'xid.yaml:4: xids.note: "" is not valid here; write at least one character.',
+            'xid.yaml:4: xids.note: "" is not valid here; write at least one character that is not a space.',
             id="an empty note",
+        ),
+        pytest.param(
+            GOOD + '  - {code: 14, class: reset, source: us, note: "\\u3000"}\n',
+            'xid.yaml:4: xids.note: "\\u3000" is not valid here; write at least one character that is not a space.',
+            id="a note of spaces",
         ),
         pytest.param(
             GOOD + "  - {code: 4-2, class: reset, source: us, note: x}\n",

@@ -36,7 +36,7 @@ TENANT: Final = {
 USED: Final = {
     **AWAY,
     'up{job="scrubber",instance="a"}': "1x60",
-    'scrubber_unauthorized_uses_total{job="scrubber",instance="a",use="unauthorized-process"}': "0x19 1x41",
+    'scrubber_unauthorized_uses_total{job="scrubber",instance="a",device="GPU-1",use="unauthorized-process"}': "0x19 1x41",
 }
 
 
@@ -94,7 +94,7 @@ def promtool_result(series: dict[str, str], query: str, rows: list[tuple[str, fl
         pytest.param(
             USED,
             "(a|b)",
-            '{alertname="ScrubberUnauthorizedUse",severity="critical",instance="a",about="unauthorized-process"}',
+            '{alertname="ScrubberUnauthorizedUse",severity="critical",instance="a",device="GPU-1",about="unauthorized-process"}',
             id="of a use",
         ),
     ],

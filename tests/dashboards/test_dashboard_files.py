@@ -183,7 +183,7 @@ def test_tables_use_instant_queries_and_graphs_use_range_queries(board: Json) ->
             else:
                 assert (target["instant"], target["range"]) == (False, True), panel["title"]
         formats = {target.get("format") for target in panel["targets"]}
-        assert formats == ({"table"} if panel["type"] == "table" else {None}), panel["title"]
+        assert formats == {{"table": "table", "heatmap": "heatmap"}.get(panel["type"])}, panel["title"]
 
 
 def test_table_has_a_column_for_each_label_and_no_others(board: Json) -> None:

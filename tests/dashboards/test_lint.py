@@ -286,10 +286,7 @@ EXCLUSIONS: Final = (
         "target-counter-agg-rule",
         frozenset(
             {
-                ("fleet", "Unexplained residue"),
-                ("fleet", "Unauthorized uses"),
                 ("fleet", "Tenants with quarantines"),
-                ("fleet", "Unauthorized uses by node"),
                 ("node", "Scrub duration"),
                 ("node", "Slow-path step duration, p95"),
                 ("node", "Calls to the service, p99"),
@@ -305,6 +302,9 @@ EXCLUSIONS: Final = (
                 ("node", "API server writes"),
                 ("node", "Health events for NVSentinel"),
                 ("device", "XIDs"),
+                ("device", "Unauthorized uses"),
+                ("device", "Failed verifications"),
+                ("device", "Unexplained residue"),
             }
         ),
         "rate() and increase() see no first step of a series that begins with what it counts, and most of what matters "

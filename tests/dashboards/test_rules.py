@@ -51,6 +51,7 @@ SECTIONS = (
 """The sections of every runbook, in this order, so that readers find them quickly."""
 
 _METRIC = re.compile(r"(?<![:\w])scrubber_[a-z0-9_]+")
+_RECORDED = re.compile(r"\b[a-z_]+:scrubber_[a-z0-9_]+:[a-z0-9_]+")
 _ADDRESS = "https://pages.example/runbooks"
 
 
@@ -204,7 +205,7 @@ def test_rules_and_runbooks_use_existing_metrics_only() -> None:
 
 def test_rules_and_runbooks_use_existing_recorded_series_only() -> None:
     texts = [*(alert["expr"] for alert in ALERTS.values()), *PAGES.values(), INDEX]
-    recorded = re.findall(r"\b[a-z_]+:scrubber_[a-z0-9_]+:[a-z0-9_]+", "\n".join(texts))
+    recorded = _RECORDED.findall("\n".join(texts))
     assert recorded
     assert set(recorded) <= RECORDED.keys()
 
@@ -231,6 +232,27 @@ def test_label_values_in_rules_exist_in_the_code() -> None:
     assert selected.pop("le") == {"10", "10.0"}
     assert selected.pop("state") <= {each.value for each in Health}
     assert not selected
+
+
+def test_rule_reads_only_values_recorded_before_it_in_its_group() -> None:
+    """A value that is recorded later, or in another group, would be one evaluation old."""
+    for name in ("recording.yaml", "joins.yaml"):
+        rules = rules_of(name)
+        for number, rule in enumerate(rules):
+            read = set(_RECORDED.findall(rule["expr"]))
+            assert read <= {each["record"] for each in rules[:number]}, rule["record"]
+
+
+def test_alert_about_a_guarantee_reads_no_recorded_value() -> None:
+    names = ("ScrubberResidueAfterCertificate", "ScrubberVerificationFailed", "ScrubberUnauthorizedUse")
+    assert [name for name in names if _RECORDED.search(ALERTS[name]["expr"])] == []
+
+
+def test_runbooks_name_every_recorded_value_that_an_alert_reads() -> None:
+    """Groups are evaluated at different moments, so the value is up to one evaluation old."""
+    read = {name for alert in ALERTS.values() for name in _RECORDED.findall(alert["expr"])}
+    section = INDEX.partition("### Delays")[2].partition("\n## ")[0]
+    assert read == set(_RECORDED.findall(section))
 
 
 def test_recorded_device_states_are_complete() -> None:

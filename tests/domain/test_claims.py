@@ -72,6 +72,19 @@ def test_grant_of_a_claim_is_one_grant_for_each_of_its_pods() -> None:
     assert (grant(CLAIM).pod, grant(CLAIM).pods, grant(CLAIM).tenant) == (None, (FIRST, SECOND), "team-a")
 
 
+def test_released_claim_keeps_the_pods_that_may_use_its_device_and_its_grant_while_it_has_one() -> None:
+    device = in_use(replace(CLAIM, listed_pods=(FIRST,)), RIVAL)
+    assert device.after_unprepare("claim-1", NOW).claim("claim-1") == replace(released(CLAIM), listed_pods=(FIRST,))
+    left = device.after_unprepare("claim-1", NOW, elsewhere=(FIRST,))
+    assert left.claim("claim-1") == replace(released(CLAIM), pods=(SECOND,))
+    ended = device.after_unprepare("claim-1", NOW, elsewhere=(FIRST, SECOND))
+    assert (ended.hygiene, [each.claim for each in ended.open_grants]) == (Hygiene.IN_USE, [RIVAL])
+    unused = in_use(CLAIM).after_unprepare("claim-1", NOW, elsewhere=(FIRST, SECOND))
+    assert (unused.hygiene, unused.open_grants) == (Hygiene.DIRTY, ())
+    assert unused.last_grant is not None
+    assert unused.last_grant.claim == released(CLAIM)
+
+
 def test_grant_of_a_container_is_one_grant() -> None:
     ordinary = Grant(1, Assignment(FIRST, "main", frozenset({"GPU-1"})), HandOverKind.UNKNOWN, NOW, "boot-1")
     assert ordinary.by_pod() == (ordinary,)
@@ -352,6 +365,7 @@ def test_release_is_complete_when_no_device_is_left_or_those_left_are_out_of_ser
 
 REMOVED = ClaimPodFacts(has_processes=False, is_removed=True)
 STARTING = ClaimPodFacts(has_processes=False, is_requested=True)
+LEFT_OVER = ClaimPodFacts(has_processes=True, is_long_gone=True)
 NOTHING_LISTED = KubeletReading(Trust.TRUSTED)
 LISTS_CLAIM = KubeletReading(Trust.TRUSTED, claims=(ListedClaim(OTHER, CLAIM.driver, CLAIM.namespace, CLAIM.name),))
 UNREADABLE_LIST = KubeletReading(Trust.UNREADABLE, untrusted_reason="it does not answer")
@@ -363,6 +377,8 @@ SHORT_LIST = KubeletReading(Trust.EMPTY_AFTER_RESTART, untrusted_reason="it has 
     [
         (CLAIM, {FIRST: REMOVED, SECOND: REMOVED}, NOTHING_LISTED, PreparedClaimState.ABANDONED),
         (CLAIM, {FIRST: REMOVED, SECOND: STARTING}, NOTHING_LISTED, PreparedClaimState.ABANDONED),
+        (CLAIM, {FIRST: LEFT_OVER, SECOND: REMOVED}, NOTHING_LISTED, PreparedClaimState.ABANDONED),
+        (CLAIM, {FIRST: LEFT_OVER, SECOND: LEFT_OVER}, SHORT_LIST, PreparedClaimState.UNPROVED),
         (CLAIM, {FIRST: REMOVED, SECOND: REMOVED}, LISTS_CLAIM, PreparedClaimState.LISTED),
         (CLAIM, {FIRST: REMOVED}, NOTHING_LISTED, PreparedClaimState.UNPROVED),
         (CLAIM, {FIRST: REMOVED, SECOND: ClaimPodFacts()}, NOTHING_LISTED, PreparedClaimState.UNPROVED),

@@ -808,6 +808,23 @@ async def test_forgotten_claim_is_released_for_another_one_only_when_its_pod_is_
 
 
 @in_virtual_time
+async def test_child_that_outlives_the_pod_of_a_forgotten_claim_is_a_leftover_after_the_grace_period() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        await cluster.until(lambda: cluster.record().prepared_claims[0].listed_pods == (tenant.pod,))
+        assert tenant.first is not None
+        cluster.process_table.fork(tenant.first)
+        cluster.kubelet.force_delete(tenant, 0.5)
+        cluster.claims.forget(claim)
+        following = cluster.claims.admit(allocated(cluster, namespace="umbrella"), "train-1")
+        await cluster.run(20.0)
+        assert cluster.record().prepared_claims[0].uid == claim.uid
+        await cluster.until(lambda: following.running)
+        assert not any(cluster.process_table.living(tenant.uid))
+
+
+@in_virtual_time
 async def test_forgotten_claim_is_kept_while_a_pod_of_it_cannot_be_read() -> None:
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)

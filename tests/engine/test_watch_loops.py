@@ -12,10 +12,12 @@ import pytest
 from scrubber.domain.assignment import KubeletReading, Trust
 from scrubber.domain.device import Device
 from scrubber.domain.errors import ResetInProgress, Unavailable
+from scrubber.domain.evidence import FindingCode
 from scrubber.domain.handover_kind import HandOverKind
+from scrubber.domain.infrastructure import NamedHolder, ProcessOwner
 from scrubber.domain.policy import RequiredProof
 from scrubber.domain.states import Health, Hygiene
-from scrubber.domain.telemetry import Snapshot
+from scrubber.domain.telemetry import Holder, HolderKind, Snapshot
 from scrubber.engine.loops.health import watch_health
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
 from tests.simulation.kubelet import Tenant
@@ -462,3 +464,34 @@ async def test_device_whose_query_is_expensive_is_checked_as_rarely_as_its_backe
         await cluster.run(99.5)
         loop.cancel()
         assert queries == {cluster.gpu(0).id: 100, cluster.gpu(1).id: 10}
+
+
+# -- at rest -----------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_nothing_is_published_and_no_view_is_built_while_nothing_changes() -> None:
+    async with simulated_cluster(devices=2) as cluster:
+        await running(cluster)
+        await cluster.until(cluster.settled)
+        await cluster.run(10.0)
+        before, views = cluster.node.view(), [cluster.controller(number).view for number in range(2)]
+        await cluster.run(60.0)
+        assert cluster.node.view() is before
+        assert all(cluster.controller(number).view is view for number, view in enumerate(views))
+
+
+@in_virtual_time
+async def test_each_change_of_a_device_at_rest_is_published() -> None:
+    async with simulated_cluster(devices=1) as cluster:
+        await cluster.until(cluster.settled)
+        occupancy, state = cluster.controller().occupancy, cluster.controller().state
+        holder = NamedHolder(
+            Holder(7, 1, HolderKind.PROCESS, "agent"), ProcessOwner(), FindingCode.UNAUTHORIZED_USE, 1.0
+        )
+        occupancy.set_unauthorized_users(("PID 7 uses it.",))
+        assert cluster.node.view().devices[0].unauthorized_users == ("PID 7 uses it.",)
+        occupancy.set_unauthorized_users(("PID 7 uses it.",), (holder,))
+        assert cluster.node.view().devices[0].holders == (holder,)
+        state.describe(replace(state.device, model="another model"))
+        assert cluster.node.view().devices[0].device.model == "another model"

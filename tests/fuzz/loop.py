@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import tempfile
 from collections.abc import Callable, Coroutine
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["close", "complete", "on_close"]
+__all__ = ["close", "complete", "directory", "on_close"]
 
 _T = TypeVar("_T")
 _closers: list[Callable[[], object]] = []
@@ -23,6 +25,14 @@ def _loop() -> asyncio.AbstractEventLoop:
 def complete(coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run ``coroutine`` and return its result."""
     return _loop().run_until_complete(coroutine)
+
+
+def directory() -> Path:
+    """Return a new directory, in memory where the machine has such; it is removed at the end."""
+    memory = Path("/dev/shm")
+    made = tempfile.TemporaryDirectory(prefix="f-", dir=memory if memory.is_dir() else None)
+    on_close(made.cleanup)
+    return Path(made.name)
 
 
 def on_close(closer: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ from tests.fuzz.lines import lines_of, reached_lines
 from tests.fuzz.loop import close
 from tests.fuzz.mutation import generated, minimise
 from tests.fuzz.record import Run, read_runs, report
-from tests.fuzz.structure import EDITS, edited, json_input
+from tests.fuzz.structure import EDITS, edited, json_input, mostly_edited, text_input
 from tests.fuzz.table import all_targets, module_of
 from tests.fuzz.target import SOCKET_GOAL, Target
 
@@ -83,9 +83,21 @@ def test_edits_change_one_value_of_a_document_and_leave_the_document_itself_as_i
     assert edited(b"", document) == document
     assert edited(b"\1\0\0", document) == {"a": None, "b": {"c": "x"}}
     assert edited(b"\1\2\0", document) == {"b": {"c": "x"}}
+    assert edited(b"\4\6\0", document) == {"a": [1, 1], "b": {"c": "x"}}
     assert json_input(EDITS, document) == b'{"a": [1, 2], "b": {"c": "x"}}'
     assert json_input(b"[1]", document) == b"[1]"
     assert document == {"a": [1, 2], "b": {"c": "x"}}
+
+
+def test_edits_change_words_of_a_text() -> None:
+    assert text_input(EDITS, b"a=b c\n") == b"a=b c\n"
+    assert text_input(EDITS + b"\0\2\0\1\0\3\2", b"a=b c\n") == b"0=0 c\n"
+    assert text_input(b"x", b"a=b c\n") == b"x"
+
+
+def test_file_that_is_mostly_edited_is_fuzzed_whole_only_where_it_begins_as_a_comment() -> None:
+    assert mostly_edited(b"\1\0\0", {"a": 1}) == mostly_edited(EDITS + b"\1\0\0", {"a": 1}) == b'{"a": null}'
+    assert mostly_edited(b"# a", {"a": 1}) == b"# a"
 
 
 def test_lines_that_an_input_reaches_are_counted() -> None:

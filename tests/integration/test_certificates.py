@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import sqlite3
 import subprocess
@@ -147,6 +148,8 @@ class TestVerificationScript:
             (b"7" * 5000, 2),
             (b"[" * 200_000, 2),
             (b" " * MAX_ENVELOPE_BYTES + GOOD.encode(), 2),
+            *((changed(more=number), 2) for number in (math.nan, math.inf, -math.inf)),
+            (signed(PAYLOAD.replace(b"{", b'{"more":NaN,', 1)), 1),
             (changed(payload="!"), 2),
             (changed(payload=7), 2),
             (changed(signatures=[7]), 2),

@@ -208,9 +208,26 @@ def test_killed_leftovers_are_counted_by_action(
 
 
 def test_unexplained_residue_is_counted_separately(measures: Measures) -> None:
-    assert measures.value("scrubber_unexplained_residue_bytes_total") == 0
+    measures.show(shown("GPU-a"), shown("GPU-b"))
+    assert measures.value("scrubber_unexplained_residue_bytes_total", device="GPU-a") == 0
     measures(event("residue.unexplained", residue_bytes=512))
-    assert measures.value("scrubber_unexplained_residue_bytes_total") == 512
+    assert measures.value("scrubber_unexplained_residue_bytes_total", device="GPU-a") == 512
+    assert measures.value("scrubber_unexplained_residue_bytes_total", device="GPU-b") == 0
+
+
+def test_failed_verification_is_counted_once_for_each_scrub_and_by_device(measures: Measures) -> None:
+    measures.show(shown("GPU-a"), shown("GPU-b"))
+    failed = StepResult(
+        Step.MEMORY, Verdict.FAILED, 1.0, (finding(Step.MEMORY, "verification-failed", Severity.FAULT),) * 2
+    )
+    measures.metrics.record_scrub(scrub(failed, device="GPU-a"))
+    counted = {
+        (device, code): measures.value("scrubber_failed_verifications_total", device=device, code=code)
+        for device in ("GPU-a", "GPU-b")
+        for code in ("verification-failed", "on-chip-failed")
+    }
+    assert counted.pop(("GPU-a", "verification-failed")) == 1
+    assert set(counted.values()) == {0}
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -243,8 +260,9 @@ def test_quarantine_is_counted_by_cause_class(measures: Measures, cause: str | N
     ],
 )
 def test_unauthorized_use_is_counted_by_kind(measures: Measures, use: str, counted: str) -> None:
+    measures.show(shown("GPU-a"))
     measures(event("unauthorized.use.detected", use=use, pid=1))
-    assert measures.value("scrubber_unauthorized_uses_total", use=counted) == 1
+    assert measures.value("scrubber_unauthorized_uses_total", device="GPU-a", use=counted) == 1
 
 
 def test_operator_quarantine_is_counted_once_and_for_no_tenant(measures: Measures) -> None:
@@ -360,9 +378,12 @@ def test_device_has_sixteen_xid_series_and_counts_the_rest_together(measures: Me
         ("scrubber_quarantines_total", {"cause_class": "xid"}),
         ("scrubber_resets_total", {"method": "nvidia-smi", "outcome": "reset-failed"}),
         ("scrubber_scrubs_total", {"path": "slow", "trigger": "release", "outcome": "failed"}),
-        ("scrubber_unauthorized_uses_total", {"use": "unauthorized-process"}),
+        ("scrubber_failed_verifications_total", {"device": "GPU-a", "code": "on-chip-failed"}),
+        ("scrubber_unauthorized_uses_total", {"device": "GPU-a", "use": "unauthorized-process"}),
+        ("scrubber_unexplained_residue_bytes_total", {"device": "GPU-a"}),
         ("scrubber_child_process_starts_total", {"child": "driver"}),
     ],
 )
 def test_counters_start_at_zero_before_the_first_event(measures: Measures, name: str, labels: dict[str, str]) -> None:
+    measures.show(shown("GPU-a"))
     assert measures.value(name, **labels) == 0

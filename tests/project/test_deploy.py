@@ -324,6 +324,15 @@ def test_systemd_unit_starts_an_existing_command(name: str, monkeypatch: pytest.
     assert {"LimitNOFILE", "TasksMax"} <= set(directives)
 
 
+def test_killing_an_eraser_for_lack_of_memory_does_not_end_the_service() -> None:
+    assert "memory" not in SERVICE.container["resources"].get(
+        "limits", {}
+    )  # the kernel would kill the container as a whole
+    directives = unit("scrubber.service")
+    assert directives["OOMPolicy"] == ["continue"]
+    assert not {"MemoryMax", "MemoryHigh", "MemoryLimit"} & set(directives)
+
+
 def test_deployment_page_states_that_no_real_gpu_node_was_tested() -> None:
     assert "a node with a real GPU has not been tried.**" in PAGE
     for name in [*UNITS, "kubernetes/base", "kubernetes/cdi", "make image"]:

@@ -116,3 +116,23 @@ def test_service_killed_at_any_write_while_a_prepared_device_fails_before_its_po
         ),
     )
     assert play_plot("default", story) is None
+
+
+def test_pod_of_a_forgotten_claim_that_gets_another_device_does_not_keep_the_former_one() -> None:
+    """The claim's former pod is over when the driver reports the new one, so the former device has only that one on record."""
+    story = (
+        Step(
+            "a_claim_is_allocated",
+            {"namespace": "acme-space", "name": "claim-a", "device_count": 1, "kind": "plain"},
+            9.0,
+        ),
+        Step("the_driver_ends", {"away": 40.0}, 0.0),
+        Step("a_claim_is_forgotten", {"choice": 0, "writes": True, "lives_on": 0.0, "again": True}, 9.0),
+        Step("the_driver_reports_pods", {"choice": 0}, 35.0),
+        Step(
+            "a_claim_is_allocated",
+            {"namespace": "acme-space", "name": "claim-b", "device_count": 1, "kind": "plain"},
+            9.0,
+        ),
+    )
+    assert play_plot("default", story) is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from dataclasses import replace
+
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scrubber.domain.handover import HandoverVerdict
@@ -10,9 +12,17 @@ from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.policy import Policy, RequiredProof
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import Health, Hygiene
-from tests.simulation.samples import NODE, by_record, policies, records
+from tests.simulation.samples import NODE, POLICY, by_record, certificate, grant, policies, record, records
 
 kinds = st.sampled_from(HandOverKind)
+
+RESTART = HandOverKind.SAME_CONTAINER
+PERMITTED = replace(POLICY, required_proofs={RESTART: RequiredProof.CHECKS})
+UNWATCHED = record(last_grant=grant(), exclusive_use=False)
+SUSPECT = record(health=Health.SUSPECT, last_grant=grant(), exclusive_use=True)
+USED = record(Hygiene.CLEAN, certificate=certificate(next_grant=1))
+OUTDATED = record(Hygiene.CLEAN, certificate=certificate(), last_grant=grant())
+"""Records that lack one condition of a grant: arbitrary ones lack several, so that no single condition would be missed."""
 
 
 @given(records, kinds, policies)
@@ -24,6 +34,8 @@ def test_device_that_is_not_advertised_is_never_granted(
 
 
 @given(records, kinds, policies)
+@example(USED, RESTART, POLICY)
+@example(OUTDATED, RESTART, POLICY)
 def test_grant_on_a_certificate_needs_an_unused_certificate_of_the_same_grant_boot_driver_and_policy(
     device: DeviceRecord, kind: HandOverKind, policy: Policy
 ) -> None:
@@ -40,6 +52,8 @@ def test_grant_on_a_certificate_needs_an_unused_certificate_of_the_same_grant_bo
 
 
 @given(records, kinds, policies)
+@example(UNWATCHED, RESTART, PERMITTED)
+@example(SUSPECT, RESTART, PERMITTED)
 def test_grant_by_exception_needs_a_policy_exception_and_a_known_previous_tenant(
     device: DeviceRecord, kind: HandOverKind, policy: Policy
 ) -> None:

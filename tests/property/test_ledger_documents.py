@@ -171,6 +171,12 @@ def test_decoding_error_names_the_field() -> None:
         RECORD.decode(broken)
 
 
+def test_number_that_would_be_rounded_is_refused() -> None:
+    document = json.loads(CERTIFICATE.encode(UNSIGNED))
+    with pytest.raises(CodecError, match="issued_at: the number has too many digits"):
+        CERTIFICATE.decode(json.dumps(document | {"issued_at": 2**53 + 1}))
+
+
 def test_field_names_that_are_no_valid_utf_8_survive_encoding() -> None:
     """A process may have any name; the kernel does not require UTF-8."""
     odd = b"\xff\x00\xfe".decode("utf-8", "surrogateescape")

@@ -320,6 +320,9 @@ class SimulatedCluster:
                 {device: record.version for device, record in self.ledger_store.records.items()},
                 self.node.view().devices,
             )
+            for device, controller in self.node.devices.controllers.items():
+                if controller.view != controller.build_view():
+                    self.laws.breach("7", f"{device}: an outdated view is kept")
 
     # -- callbacks -------------------------------------------------------------------------------------------------
 

@@ -287,6 +287,8 @@ class Laws:
         """Unprepare succeeded: its devices are clean, or have another grant or none since, or are out of service."""
         for device in set(devices) - set(withheld):
             record = self._ledger_store.records[device]
+            if record.boot != self._boot():
+                continue  # of a device that has left the node: the claims of an earlier boot are forgotten
             if record.claim(uid) is not None and self._policy().enforcement is not Enforcement.OBSERVE:
                 self.breach("dra", f"{device} is {record.state} with a grant of {uid}, which was unprepared")
 

@@ -532,7 +532,6 @@ class _EndWell:
         if any(_needs_reboot(record) for record in cluster.ledger_store.records.values()):
             cluster.reboot()
             self._story.lose_driver()
-        self._end_pods_that_only_the_driver_named()
         await self._eventually(lambda record: not self._needs_an_operator(record))
         for device, record in list(cluster.ledger_store.records.items()):
             if self._needs_an_operator(record):
@@ -620,6 +619,7 @@ class _EndWell:
             await cluster.run(5.0)
             cluster.check_laws()
             self._delete_pods_of_failed_claims()
+            self._end_pods_that_only_the_driver_named()
             self._scrub_forgotten_devices_of_pods()
             owed = {device for device, record in cluster.ledger_store.records.items() if counts(record)}
             waiting = [each for each in cluster.kubelet.tenants if each.waiting and owed.issuperset(each.devices)]

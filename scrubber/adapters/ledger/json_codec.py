@@ -93,6 +93,8 @@ def _number(value: object) -> float:
         raise CodecError("the number is too large") from None
     if not math.isfinite(number):
         raise CodecError(f"{value!r} is not a finite number")
+    if number != value:
+        raise CodecError("the number has too many digits")
     return number
 
 

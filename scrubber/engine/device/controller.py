@@ -12,7 +12,7 @@ from scrubber.domain.claims import shares_against_policy
 from scrubber.domain.device import Device
 from scrubber.domain.policy import Enforcement, QuarantineTiming
 from scrubber.domain.record import DeviceRecord
-from scrubber.domain.states import Hygiene
+from scrubber.domain.states import Health, Hygiene
 from scrubber.domain.taints import DeviceCondition, taint_reasons
 from scrubber.engine import refusals
 from scrubber.engine.breaker import CircuitBreaker
@@ -74,6 +74,7 @@ class DeviceController:
     def __init__(self, device: Device, record: DeviceRecord, *, dependencies: Dependencies, node: NodeContext) -> None:
         self.id = device.id
         self.pods = node.pods
+        self._last_view: tuple[tuple[object, ...], DeviceView] | None = None
         self._clock = dependencies.clock
         self.state = DeviceState(
             device,
@@ -104,6 +105,34 @@ class DeviceController:
 
     @property
     def view(self) -> DeviceView:
+        """The current state of the device; the same object for as long as nothing in it can have changed."""
+        basis = self._lasting_basis
+        if basis is None:
+            return self.build_view()
+        if self._last_view is None or self._last_view[0] != basis:
+            self._last_view = basis, self.build_view()
+        return self._last_view[1]
+
+    @property
+    def _lasting_basis(self) -> tuple[object, ...] | None:
+        """All that the view of a healthy device at rest depends on; None if time or the kubelet's list can change it."""
+        state, record = self.state, self.state.record
+        changes_without_commit = (
+            record.health is not Health.HEALTHY
+            or record.hygiene not in (Hygiene.CLEAN, Hygiene.IN_USE)
+            or state.job is not None
+            or state.dirty_since is not None
+            or self.health.reported_fault
+            or self.scrubs.held_since is not None
+        )
+        if changes_without_commit:
+            return None
+        users, holders = self.occupancy.unauthorized_users, self.occupancy.holders
+        uninspected, blocker = self.scrubs.uninspected_processes, self.reset_gate.blocker
+        return state.device, record, state.policy, users, holders, uninspected, blocker
+
+    def build_view(self) -> DeviceView:
+        """Return a new view of the current state."""
         job, condition = self.state.job, self._condition
         return DeviceView(
             self.state.device,

@@ -81,22 +81,17 @@ _MAX_UNBLAMED_TENANTS: Final = 32
 The other names are reserved for tenants that cause one.
 """
 
-_USES = frozenset(declared.UNAUTHORIZED_USES.label_values("use"))
-
 
 class QuarantineMetrics:
-    """The metrics of quarantines and unauthorized use."""
+    """The metrics of quarantines."""
 
     def __init__(self, page: MetricsPage, codes: KnownCodes) -> None:
         self._codes = codes
         self._quarantines = create_counter(declared.QUARANTINES, page.library_registry)
-        self._unauthorized_uses = create_counter(declared.UNAUTHORIZED_USES, page.library_registry)
         self._by_tenant = create_counter(declared.TENANT_QUARANTINES, page.library_registry)
         self._tenants: set[str] = set()
         for cause in sorted(codes.causes | {OTHER}):
             self._quarantines.labels(cause)
-        for use in sorted(_USES | {OTHER}):
-            self._unauthorized_uses.labels(use)
 
     def on_quarantined(self, event: Event) -> None:
         """Count a quarantine, except by an operator, which :meth:`on_operator_quarantine` counts."""
@@ -120,9 +115,6 @@ class QuarantineMetrics:
         if len(self._tenants) < MAX_TENANTS:
             self._tenants.add(tenant)
         self._by_tenant.labels(tenant if tenant in self._tenants else OTHER).inc()
-
-    def on_unauthorized_use(self, event: Event) -> None:
-        self._unauthorized_uses.labels(bounded_label(_USES, event.fields.get("use"))).inc()
 
 
 def _tenant(event: Event) -> str:
@@ -160,7 +152,6 @@ class ScrubMetrics:
         self._cleared = create_counter(declared.CLEARED_BYTES, counted)
         self._verified = create_counter(declared.VERIFIED_BYTES, counted)
         self._residue = create_counter(declared.RESIDUE_BYTES, counted)
-        self._unexplained = create_counter(declared.UNEXPLAINED_RESIDUE_BYTES, counted)
         self._kills = create_counter(declared.KILLS, counted)
         self._resets = create_counter(declared.RESETS, counted)
         for path in PathKind:
@@ -191,9 +182,6 @@ class ScrubMetrics:
         """Count a kill, unless the orphan of an eraser could not be killed."""
         if event.fields.get("killed", True) is not False:
             self._kills.labels(_KILLED_BY_EVENT[event.name]).inc()
-
-    def on_unexplained_residue(self, event: Event) -> None:
-        self._unexplained.inc(numeric_field(event, "residue_bytes") or 0.0)
 
     def record_scrub(self, record: ScrubRecord) -> None:
         named = exemplar(record.id, current_trace_id())

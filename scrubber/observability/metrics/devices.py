@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,7 +12,7 @@ from scrubber.domain.evidence import PathKind, ScrubRecord, Step
 from scrubber.domain.policy import Enforcement
 from scrubber.domain.record import DeviceRecord
 from scrubber.domain.states import ADVERTISED, OPERATOR_CAUSE, Hygiene
-from scrubber.observability.metrics.labels import OTHER, KnownCodes, non_negative_number, xid_label
+from scrubber.observability.metrics.labels import OTHER, KnownCodes, bounded_label, non_negative_number, xid_label
 from scrubber.observability.metrics.labels import numeric_field as field_of
 from scrubber.observability.metrics.page import SnapshotMetric
 from scrubber.observability.metrics.status import DeviceStatus
@@ -30,6 +31,9 @@ MAX_HOLDERS_PER_DEVICE: Final = 8
 """Limit of pods and units that are shown for one device, those that have held it longest."""
 
 _MODES: Final = tuple(sorted(Enforcement))
+_USES: Final = declared.UNAUTHORIZED_USES.label_values("use")
+_KNOWN_USES: Final = frozenset(_USES)
+_VERIFICATIONS: Final = declared.FAILED_VERIFICATIONS.label_values("code")
 
 
 @dataclass(slots=True)
@@ -41,6 +45,12 @@ class _DeviceHistory:
     steps: dict[tuple[str, str], float] = field(default_factory=dict)
     coverage: float | None = None
     clear_rate: float | None = None
+    unauthorized_uses: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_USES, 0.0))
+    failed_verifications: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_VERIFICATIONS, 0.0))
+    unexplained_residue: float = 0.0
+
+
+_NO_EVENTS: Final = _DeviceHistory()
 
 
 class DeviceMetrics:
@@ -51,7 +61,7 @@ class DeviceMetrics:
     """
 
     def __init__(self, codes: KnownCodes) -> None:
-        self._histories: dict[str, _DeviceHistory] = {}
+        self._histories: OrderedDict[str, _DeviceHistory] = OrderedDict()
         self._devices: Sequence[DeviceStatus] | None = None
         self._state = SnapshotMetric(declared.DEVICE_STATE)
         self._info = SnapshotMetric(declared.DEVICE_INFO)
@@ -70,6 +80,9 @@ class DeviceMetrics:
         self._steps = SnapshotMetric(declared.LAST_SCRUB_STEP_DURATION)
         self._xids = SnapshotMetric(declared.XIDS)
         self._xid_last_seen = SnapshotMetric(declared.XID_LAST_SEEN)
+        self._unauthorized_uses = SnapshotMetric(declared.UNAUTHORIZED_USES)
+        self._failed_verifications = SnapshotMetric(declared.FAILED_VERIFICATIONS)
+        self._unexplained_residue = SnapshotMetric(declared.UNEXPLAINED_RESIDUE_BYTES)
         self._by_record: tuple[
             tuple[SnapshotMetric, Callable[[DeviceStatus], Iterator[tuple[tuple[str, ...], float]]]], ...
         ] = (
@@ -94,6 +107,9 @@ class DeviceMetrics:
                 self._steps,
                 self._xids,
                 self._xid_last_seen,
+                self._unauthorized_uses,
+                self._failed_verifications,
+                self._unexplained_residue,
             ),
         )
         self.update(())
@@ -120,6 +136,15 @@ class DeviceMetrics:
         self._xid_last_seen.series = {
             (device, code): at for device, each in kept for code, at in dict(each.xid_last_seen).items()
         }
+        # Of every device, at 0 too: an increase from 0 is visible, the beginning of a series is not.
+        counted = [(device, self._histories.get(device, _NO_EVENTS)) for device in present]
+        self._unauthorized_uses.series = {
+            (device, use): times for device, each in counted for use, times in dict(each.unauthorized_uses).items()
+        }
+        self._failed_verifications.series = {
+            (device, code): times for device, each in counted for code, times in each.failed_verifications.items()
+        }
+        self._unexplained_residue.series = {(device,): each.unexplained_residue for device, each in counted}
 
     def on_signal(self, event: Event) -> None:
         """Count the XIDs of one code that occurred since the last report."""
@@ -131,6 +156,16 @@ class DeviceMetrics:
         history.xids[code] = history.xids.get(code, 0.0) + new
         history.xid_last_seen[code] = event.at
 
+    def on_unauthorized_use(self, event: Event) -> None:
+        if event.device is not None:
+            uses = self._history_of(event.device).unauthorized_uses
+            use = bounded_label(_KNOWN_USES, event.fields.get("use"))
+            uses[use] = uses.get(use, 0.0) + 1
+
+    def on_unexplained_residue(self, event: Event) -> None:
+        if event.device is not None:
+            self._history_of(event.device).unexplained_residue += field_of(event, "residue_bytes") or 0.0
+
     def record_scrub(self, record: ScrubRecord) -> None:
         if record.path is not PathKind.SLOW:
             return
@@ -138,6 +173,8 @@ class DeviceMetrics:
         history.steps = {
             (step.step.value, step.verdict.value): non_negative_number(step.seconds) or 0.0 for step in record.steps
         }
+        for code in {finding.code for step in record.steps for finding in step.findings} & set(_VERIFICATIONS):
+            history.failed_verifications[code] += 1
         memory = next((step.measured for step in record.steps if step.step is Step.MEMORY), {})
         total, verified = (
             non_negative_number(memory.get("total_bytes")),
@@ -153,10 +190,11 @@ class DeviceMetrics:
             history.clear_rate = cleared / seconds
 
     def _history_of(self, device: str) -> _DeviceHistory:
-        history = self._histories.pop(device, None) or _DeviceHistory()
-        self._histories[device] = history  # now the newest
+        # Never absent for a moment: the thread of a scrape would show 0, and Prometheus would count everything again.
+        history = self._histories.setdefault(device, _DeviceHistory())
+        self._histories.move_to_end(device)
         while len(self._histories) > MAX_DEVICES:
-            del self._histories[next(iter(self._histories))]
+            self._histories.popitem(last=False)
         return history
 
 

@@ -67,11 +67,11 @@ class MetricsRecorder:
             "operator.quarantined": quarantines.on_operator_quarantine,
             "policy.accepted": self.service.on_policy_event,
             "policy.rejected": self.service.on_policy_event,
-            "residue.unexplained": scrubs.on_unexplained_residue,
+            "residue.unexplained": self._devices.on_unexplained_residue,
             "scrub.finished": scrubs.on_finished,
             "unauthorized.process.killed": scrubs.on_killed,
             "uninspected.process.killed": scrubs.on_killed,
-            "unauthorized.use.detected": quarantines.on_unauthorized_use,
+            "unauthorized.use.detected": self._devices.on_unauthorized_use,
         }
 
     def count(self, event: Event) -> None:

@@ -206,7 +206,14 @@ RESIDUE_BYTES: Final = MetricDeclaration(
 UNEXPLAINED_RESIDUE_BYTES: Final = MetricDeclaration(
     "scrubber_unexplained_residue_bytes_total",
     _COUNTER,
-    "Bytes of residue on devices that had a certificate and no grant since.",
+    "Bytes of residue on devices that had a certificate and no grant since, by device.",
+    (_DEVICE,),
+)
+FAILED_VERIFICATIONS: Final = MetricDeclaration(
+    "scrubber_failed_verifications_total",
+    _COUNTER,
+    "Scrubs after which memory, shared memory or registers did not read back as zeros, by device.",
+    (_DEVICE, MetricLabel("code", (FindingCode.VERIFICATION_FAILED, FindingCode.ON_CHIP_FAILED))),
 )
 KILLS: Final = MetricDeclaration(
     "scrubber_kills_total",
@@ -264,8 +271,11 @@ TENANT_QUARANTINES: Final = MetricDeclaration(
 UNAUTHORIZED_USES: Final = MetricDeclaration(
     "scrubber_unauthorized_uses_total",
     _COUNTER,
-    "Detected uses of devices without a grant, by kind.",
-    (MetricLabel("use", (UseKind.UNAUTHORIZED, UseKind.STARTED_WITHOUT_HAND_OVER, "assigned-by-another-plugin")),),
+    "Detected uses of devices without a grant, by device and kind.",
+    (
+        _DEVICE,
+        MetricLabel("use", (UseKind.UNAUTHORIZED, UseKind.STARTED_WITHOUT_HAND_OVER, "assigned-by-another-plugin")),
+    ),
 )
 
 # -- devices ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from scrubber.config.units import (
 from scrubber.config.xid_file import parse_xid_table
 from scrubber.config.yaml_document import dump_yaml, parse_yaml
 from scrubber.domain.errors import InvalidConfiguration
-from tests.fuzz.structure import EDIT_SEEDS, json_input
+from tests.fuzz.structure import EDIT_SEEDS, json_input, mostly_edited
 from tests.fuzz.target import SLOW_GOAL, target
 
 _NAME = "file.yaml"
@@ -148,13 +148,16 @@ _COMMAND = {"program": "/bin/x", "deadlines": {"inventory": "1s"}, "environment"
     parser="a table of XIDs",
     covers=("scrubber.config.xid_file", "scrubber.config.value_formats"),
     oracle="a table is refused with one line for each error, or its codes are positive, in order, and explained",
-    seeds=(*EDIT_SEEDS, b"sources: {a: b}\nxids:\n- {code: 79-81, class: reboot, source: a, note: off the bus}\n"),
+    seeds=(
+        *EDIT_SEEDS,
+        b"# table\nsources: {a: b}\nxids:\n- {code: 79-81, class: reboot, source: a, note: off the bus}\n",
+    ),
     words=(b"code", b"class", b"source", b"note", b"79-81", *_WORDS),
     share=60,
     goal=SLOW_GOAL,
 )
 def xid_table(data: bytes) -> bool:
-    content = json_input(data, _XIDS)
+    content = mostly_edited(data, _XIDS)
     if _refused(lambda content: parse_xid_table(content, _NAME), content):
         return False
     found = parse_xid_table(content, _NAME)
@@ -172,7 +175,7 @@ def xid_table(data: bytes) -> bool:
     seeds=(
         *EDIT_SEEDS,
         (
-            b"sources: {chart: x}\ngroups: {cloud: {note: n, namespaces: [kube-system]}}\n"
+            b"# table\nsources: {chart: x}\ngroups: {cloud: {note: n, namespaces: [kube-system]}}\n"
             b"agents: [{group: cloud, name: agent, class: monitoring, source: chart}]\n"
         ),
     ),
@@ -180,7 +183,7 @@ def xid_table(data: bytes) -> bool:
     goal=SLOW_GOAL,
 )
 def infrastructure_table(data: bytes) -> bool:
-    content = json_input(data, _INFRASTRUCTURE)
+    content = mostly_edited(data, _INFRASTRUCTURE)
     if _refused(lambda content: parse_infrastructure_table(content, _NAME), content):
         return False
     found = parse_infrastructure_table(content, _NAME)
@@ -193,12 +196,15 @@ def infrastructure_table(data: bytes) -> bool:
     parser="the file of the command backend",
     covers=("scrubber.config.command_file", "scrubber.config.value_formats"),
     oracle="a file is refused with one line for each error, or names an absolute program and positive times",
-    seeds=(*EDIT_SEEDS, b"program: /bin/x\ndeadlines: {inventory: 500ms}\nenvironment: {A: b}\npollInterval: 5s\n"),
+    seeds=(
+        *EDIT_SEEDS,
+        b"# file\nprogram: /bin/x\ndeadlines: {inventory: 500ms}\nenvironment: {A: b}\npollInterval: 5s\n",
+    ),
     words=(b"program", b"deadlines", b"environment", b"pollInterval", b"500ms", *_WORDS),
     goal=SLOW_GOAL,
 )
 def command_file(data: bytes) -> bool:
-    content = json_input(data, _COMMAND)
+    content = mostly_edited(data, _COMMAND)
     if _refused(lambda content: parse_command_file(content, _NAME), content):
         return False
     found = parse_command_file(content, _NAME)

@@ -14,6 +14,7 @@ from scrubber.adapters.procwalk.budget_group import pod_of_path
 from scrubber.adapters.procwalk.match import FileTarget, maps_device
 from scrubber.adapters.procwalk.process import ProcessScan
 from scrubber.domain.errors import InvalidConfiguration, Unreadable
+from tests.fuzz.structure import EDIT_SEEDS, EDITS, text_input
 from tests.fuzz.target import SLOW_GOAL, target
 
 _UID = "0f6e1f7c-6d1a-4b55-9d39-3f4d8a1c2b3e"
@@ -21,6 +22,13 @@ _SLICE = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{_UID.r
 _CGROUPFS = f"kubepods/besteffort/pod{_UID}"
 
 _NUMBERS = b" ".join(b"%d" % number for number in range(1, 50))
+_STATS = (
+    (
+        b"42 (bash) S 1 42 42 34816 42 4194304 1 2 3 4 5 6 7 8 20 0 1 0 100 1 1 1 1 1 1 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 "
+        b"94 95 96 140 141 142 143 0\n"
+    ),
+    b"7 (a) b) R " + _NUMBERS + b"\n",
+)
 _STAT = re.compile(rb"([0-9]+) \((.*)\) ([\x01-\x7f]) ([0-9-]+(?: [0-9-]+){48,})\n?", re.DOTALL)
 
 
@@ -31,12 +39,10 @@ _STAT = re.compile(rb"([0-9]+) \((.*)\) ([\x01-\x7f]) ([0-9-]+(?: [0-9-]+){48,})
     oracle="a line in the kernel's format has the values that a regular expression finds, and as the name of a command the "
     "input changes no other value",
     seeds=(
-        (
-            b"42 (bash) S 1 42 42 34816 42 4194304 1 2 3 4 5 6 7 8 20 0 1 0 100 1 1 1 1 1 1 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 "
-            b"94 95 96 140 141 142 143 0\n"
-        ),
-        b"7 (a) b) R " + _NUMBERS + b"\n",
+        *EDIT_SEEDS,
+        *_STATS,
         b") S 1 1 1 (x) Z 0",
+        *(b"\0\1" + bytes((place, 5, place)) for place in range(4, 100, 9)),
     ),
     words=(b") ", b") S ", b" (", b"4194304", b"2097152"),
 )
@@ -44,9 +50,10 @@ def process_stat(data: bytes) -> bool:
     command = data.replace(b"\0", b"")
     renamed = parse_stat(b"7 (" + command + b") R " + _NUMBERS + b"\n")
     assert renamed == parse_stat(b"7 (x) R " + _NUMBERS + b"\n"), renamed
-    exact = _STAT.fullmatch(data)
+    line = text_input(data, *_STATS)
+    exact = _STAT.fullmatch(line)
     try:
-        found = parse_stat(data)
+        found = parse_stat(line)
     except Unreadable as error:
         assert str(error).isprintable()
         used = exact[4].split(b" ") if exact else []
@@ -147,12 +154,24 @@ def _components(data: bytes) -> str:
     return "/".join(each for each in os.fsdecode(data.replace(b"\0", b"")).split("/") if each not in ("", ".", ".."))
 
 
+_PATHS = (
+    f"/{_SLICE}/cri-containerd-0a1b.scope".encode(),
+    f"/{_CGROUPFS}/0a1b/init".encode(),
+    b"/system.slice/slurmstepd.scope/job_7/step_0/user",
+    b"/slurm/uid_1000/job_7",
+    b"/scrubber.slice/scrubber-run7.slice/a",
+    b"/../../" + _SLICE.encode() + b"/a",
+)
+
+
 @target(
     "cgroup-path",
     parser="the path of a process's cgroup",
     covers=("scrubber.adapters.cgroups.paths", "scrubber.adapters.cgroups.job_paths"),
     oracle="as the part of a path that a tenant or a user of the node chooses, the input changes neither pod nor job",
     seeds=(
+        *EDIT_SEEDS,
+        *(EDITS + bytes((number, 1, 5, 1)) for number in range(len(_PATHS))),
         b"cri-containerd-0a1b.scope",
         b"kubepods/pod11111111-2222-3333-4444-555555555555/c",
         b"system.slice/slurmstepd.scope/job_7/step_0",
@@ -173,7 +192,8 @@ def _components(data: bytes) -> str:
 )
 def cgroup_path(data: bytes) -> bool:
     kubepods = ("kubepods.slice", "kubepods", "kubelet.slice/kubelet-kubepods.slice")
-    chosen = _components(data)
+    text = text_input(data, *_PATHS)
+    chosen = _components(text)
     for pod in (_SLICE, _CGROUPFS):
         path = f"/{pod}/{chosen}"
         assert pod_uid_of_path(path, kubepods) == _UID, path
@@ -192,7 +212,7 @@ def cgroup_path(data: bytes) -> bool:
         path = f"/{job}/{chosen}"
         assert job_of_path(path) == group, path
         assert pod_uid_of_path(path, kubepods) is None, path
-    raw = os.fsdecode(data)
+    raw = os.fsdecode(text)
     return pod_uid_of_path(raw, kubepods) is not None or job_of_path(raw) is not None or pod_of_path(raw) is not None
 
 

@@ -25,7 +25,7 @@ from plugin.upstream.device_ids import DeviceIds, DeviceNames, resolve_lists
 from plugin.upstream.device_list import VendorReport, build_entries
 from scrubber.domain.errors import InvalidConfiguration, InvalidRequest
 from tests.fuzz.loop import on_close
-from tests.fuzz.structure import EDIT_SEEDS, json_input
+from tests.fuzz.structure import EDIT_SEEDS, EDITS, json_input, text_input
 from tests.fuzz.target import SLOW_GOAL, target
 
 _CLAIM_WORDS = (b'"results"', b'"driver"', b'"pool"', b'"reservedFor"', b'"adminAccess":true', b'"shareID"')
@@ -264,30 +264,37 @@ def toolkit_spec(data: bytes) -> bool:
     return True
 
 
+_READY = (
+    b"IS_HOST_DRIVER=true\nNVIDIA_DRIVER_ROOT=/run/nvidia/driver\nDRIVER_ROOT_CTR_PATH=/driver-root\nNVIDIA_DEV_ROOT=/\n",
+    b"NVIDIA_DRIVER_ROOT=/\nDRIVER_ROOT_CTR_PATH=/host\nNVIDIA_DEV_ROOT=/\n",
+)
+_READY_NAMES = (b"NVIDIA_DRIVER_ROOT", b"DRIVER_ROOT_CTR_PATH", b"NVIDIA_DEV_ROOT")
+
+
 @target(
     "driver-ready-file",
     parser="the file by which the operator's validator says that the driver is ready",
     covers=("plugin.nvidia.driver_ready",),
-    oracle="a file is refused with a message, or has absolute paths that do not lead upwards",
-    seeds=(
-        b"NVIDIA_DRIVER_ROOT=/\nDRIVER_ROOT_CTR_PATH=/host\nNVIDIA_DEV_ROOT=/\n",
-        b"IS_HOST_DRIVER=true\nNVIDIA_DRIVER_ROOT=/run/nvidia/driver\nDRIVER_ROOT_CTR_PATH=/driver-root\nNVIDIA_DEV_ROOT=/\n",
-        b"# comment\n\n",
-    ),
+    oracle="a file is refused with a message of one line, or the paths are those that it assigns, absolute, and do not lead "
+    "upwards",
+    seeds=(*EDIT_SEEDS, *_READY, b"# comment\n\n", *(EDITS + bytes((0, place, 5, 7)) for place in range(16))),
     words=(b"NVIDIA_DRIVER_ROOT=", b"DRIVER_ROOT_CTR_PATH=", b"NVIDIA_DEV_ROOT=", b"..", b"/../", b"\n"),
 )
 def driver_ready_file(data: bytes) -> bool:
+    content = text_input(data, *_READY)
     try:
-        found = parse_driver_ready(data, "file")
+        found = parse_driver_ready(content, "file")
     except InvalidConfiguration as error:
+        assert str(error).startswith("file:")
         assert "\n" not in str(error)
         return False
-    for path in (
-        vars(found).values() if hasattr(found, "__dict__") else (getattr(found, each) for each in found.__slots__)
-    ):
+    assigned = dict(line.split(b"=", 1) for line in content.split(b"\n") if b"=" in line and not line.startswith(b"#"))
+    paths = (found.driver_root, found.driver_root_ctr_path, found.dev_root)
+    for name, path in zip(_READY_NAMES, paths, strict=True):
+        assert path == PurePosixPath(assigned[name].decode()), name
         assert path.is_absolute()
         assert ".." not in path.parts
-        assert "\n" not in str(path)
+        assert str(path).isprintable()
     return True
 
 

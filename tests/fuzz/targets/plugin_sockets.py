@@ -21,10 +21,10 @@ from plugin.kubelet.server import DevicePlugin, ListAndWatchStreams, PluginServe
 from plugin.logs import create_logger
 from scrubber.domain.device import Access, AccessKind
 from scrubber.ports.runtime import Span
+from tests.fuzz.connections import call
 from tests.fuzz.loop import complete, on_close
 from tests.fuzz.target import SOCKET_GOAL, target
 
-_DEADLINE: Final = 20.0
 _RESOURCE: Final = "nvidia.com/gpu"
 _METHODS: Final[tuple[tuple[str, type[Any], type[Any]], ...]] = (
     ("GetDevicePluginOptions", kubelet.Empty, kubelet.DevicePluginOptions),
@@ -88,20 +88,6 @@ def _plugin() -> _Served:
     return served
 
 
-async def _call(served: _Served, method: str, request: bytes) -> tuple[grpc.StatusCode, bytes]:
-    stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = served.channel.unary_stream(
-        f"/v1beta1.DevicePlugin/{method}"
-    )
-    call = stub(request, timeout=_DEADLINE)
-    try:
-        async for answer in call:
-            call.cancel()
-            return grpc.StatusCode.OK, answer
-    except grpc.aio.AioRpcError as error:
-        return error.code(), b""
-    return await call.code(), b""
-
-
 def _request(method: int, message: Any) -> bytes:
     return bytes((method,)) + bytes(message.SerializeToString())
 
@@ -144,7 +130,7 @@ def device_plugin_requests(data: bytes) -> bool:
     served = _plugin()
     name, request_type, answer_type = _METHODS[(data[0] if data else 0) % len(_METHODS)]
     served.gate.granted.clear()
-    status, answer = complete(_call(served, name, data[1:]))
+    status, answers = complete(call(served.channel, f"/v1beta1.DevicePlugin/{name}", data[1:], answers=1))
     try:
         request = request_type.FromString(data[1:])
     except DecodeError:
@@ -155,7 +141,7 @@ def device_plugin_requests(data: bytes) -> bool:
     if status is not grpc.StatusCode.OK:
         assert not served.gate.granted
         return False
-    found = answer_type.FromString(answer)
+    found = answer_type.FromString(answers[0])
     if name == "PreStartContainer":
         assert [sorted(set(each)) for each in served.gate.granted] == [sorted(set(request.devices_ids))]
     elif name == "Allocate":

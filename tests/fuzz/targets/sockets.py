@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
 import socket
@@ -23,14 +22,9 @@ from scrubber.api.server import GrpcServer
 from scrubber.api.sockets import Purpose, Sockets, grpc_target
 from scrubber.observability.metrics_server import MetricsServer, registry_app, serve_metrics
 from tests.api.service import FakeNode
+from tests.fuzz.connections import CONNECTION_SEEDS, CONNECTION_WORDS, DEADLINE, call, frames, send
 from tests.fuzz.loop import complete, on_close
 from tests.fuzz.target import SOCKET_GOAL, target
-
-_DEADLINE: Final = 20.0
-"""Seconds within which every call ends, on a machine that is busy with other things."""
-
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_SETTINGS: Final = b"\0\0\0\4\0\0\0\0\0"
 
 
 def _methods() -> Iterator[tuple[Purpose, str, str]]:
@@ -98,19 +92,8 @@ async def _stop(served: _Served) -> None:
 
 
 async def _call(served: _Served, purpose: Purpose, method: str, request: bytes) -> tuple[grpc.StatusCode, list[bytes]]:
-    """Call ``method`` as a stream of answers, which a single one is too; return the status and at most three of them."""
-    stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = served.channels[purpose].unary_stream(method)
-    call = stub(request, timeout=_DEADLINE)
-    answers: list[bytes] = []
-    try:
-        async for answer in call:
-            answers.append(answer)
-            if len(answers) == 3 or method.rpartition("/")[2].startswith("Watch"):
-                call.cancel()
-                return grpc.StatusCode.OK, answers
-    except grpc.aio.AioRpcError as error:
-        return error.code(), answers
-    return await call.code(), answers
+    answers = 1 if method.rpartition("/")[2].startswith("Watch") else 3
+    return await call(served.channels[purpose], method, request, answers=answers)
 
 
 def _seeds() -> Iterator[bytes]:
@@ -155,48 +138,13 @@ def api_requests(data: bytes) -> bool:
     return status is grpc.StatusCode.OK
 
 
-async def _send(path: Path, data: bytes) -> bytes:
-    """Send ``data`` over a new connection, and return what comes back until the server ends it."""
-    async with asyncio.timeout(_DEADLINE):
-        reader, writer = await asyncio.open_unix_connection(path)
-        try:
-            writer.write(data)
-            writer.write_eof()
-            return await reader.read()
-        except (ConnectionResetError, BrokenPipeError):
-            return b""
-        finally:
-            writer.close()
-
-
-def _frames(data: bytes) -> bytes:
-    """Return HTTP/2 frames of which ``data`` chooses type, flags, stream and content; whole data where it begins with P."""
-    if data.startswith(b"P"):
-        return data
-    frames = [_PREFACE, _SETTINGS]
-    at = 0
-    while at + 4 <= len(data):
-        kind, flags, stream, size = data[at : at + 4]
-        content = data[at + 4 : at + 4 + size]
-        frames.append(len(content).to_bytes(3, "big") + bytes((kind % 12, flags)) + stream.to_bytes(4, "big") + content)
-        at += 4 + size
-    return b"".join(frames)
-
-
 @target(
     "api-connections",
     parser="raw bytes and HTTP/2 frames on the service's sockets",
     covers=("scrubber.api.peer_auth", "scrubber.api.server"),
     oracle="the server ends the connection once the client has ended it, and answers the next caller",
-    seeds=(
-        b"P" + _PREFACE[1:] + _SETTINGS,
-        b"\4\0\0\0",
-        b"\1\5\1\5\x82\x86\x84\x41\x01\0\0\1\4abcd",
-        b"\6\0\0\x08\0\0\0\0\0\0\0\0\3\0\1\4\0\0\0\x08",
-        b"POST /scrubber.v1.Read/ListDevices HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"\x09\4\1\1\x82\x08\0\0\4\x7f\xff\xff\xff",
-    ),
-    words=(_PREFACE, _SETTINGS, b"\0\0\0\0\0", b"\xff\xff\xff", b"\r\n\r\n"),
+    seeds=CONNECTION_SEEDS,
+    words=CONNECTION_WORDS,
     longest=512,
     seconds=30,
     goal=SOCKET_GOAL,
@@ -206,7 +154,7 @@ def api_connections(data: bytes) -> bool:
     served = _service()
     purposes = tuple(Purpose)
     purpose = purposes[sum(data) % len(purposes)]
-    answer = complete(_send(served.sockets.path(purpose), _frames(data)))
+    answer = complete(send(served.sockets.path(purpose), frames(data)))
     status, answers = complete(_call(served, Purpose.READ, "/scrubber.v1.Read/ListDevices", b""))
     assert status is grpc.StatusCode.OK, status
     assert len(pb.ListDevicesResponse.FromString(answers[0]).devices) == 2
@@ -224,7 +172,7 @@ def _metrics() -> MetricsServer:
 
 
 def _scrape(data: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", _metrics().port), timeout=_DEADLINE) as connection:
+    with socket.create_connection(("127.0.0.1", _metrics().port), timeout=DEADLINE) as connection:
         try:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)

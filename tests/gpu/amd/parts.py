@@ -143,6 +143,8 @@ async def holders(stand: AmdStand, log: Log) -> None:
             )
         await tenant.kill()
     start = time.perf_counter()
+    with suppress(TimeoutError):
+        await _settle(stand)
     above = await stand.wait_until_idle(_SETTLING)
     gone = not await stand.holders.is_held(stand.device)
     log.judged(

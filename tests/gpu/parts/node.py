@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from contextlib import suppress
 
 from scrubber.domain.device import Device
 from scrubber.domain.errors import ScrubberError
@@ -125,6 +127,12 @@ async def holders(stand: Stand, log: Log) -> None:
             f"The report holds it as {found.get(tenant.pid)}, beside {len(found) - (tenant.pid in found)} others.",
         )
         await tenant.kill()
+    with suppress(TimeoutError):  # the driver may list it for a moment, although its memory is below the idle level
+        async with asyncio.timeout(_SETTLING):
+            while True:
+                if not await stand.backend.holders.is_held(stand.device):
+                    break
+                await asyncio.sleep(0.02)
     above = await stand.gpu.wait_until_idle(stand.device, _SETTLING)
     gone = not await stand.backend.holders.is_held(stand.device)
     log.judged(
