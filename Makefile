@@ -46,7 +46,7 @@ bench: $(STAMP)  ## run the benchmarks, and write the results to bench/ (about t
 soak: $(STAMP)  ## run 2,000 pods on 16 devices while the processes around them are killed (ARGS="--kills 10000 --record bench/results/soak.txt": rounds)
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
-pod-matrix: $(STAMP)  ## simulate every pod shape of up to three containers, with a restart between any two events (about two hours)
+pod-matrix: $(STAMP)  ## simulate every pod shape of up to three containers, with a restart between any two events (about an hour)
 	$(BIN)/python -m tests.simulation.shapes $(ARGS)
 
 fuzz: $(STAMP)  ## fuzz all parsers and entry points for MINUTES (default 10), and add the runs to bench/results/fuzz.txt

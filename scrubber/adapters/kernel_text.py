@@ -85,10 +85,12 @@ def parse_stat(data: bytes) -> ProcStat:
     head, _, tail = data.rpartition(b")")
     fields = fields_in(tail.removesuffix(b"\n"))
     try:
-        flags = number_in(fields[6])
+        state, flags = fields[0].decode("ascii"), number_in(fields[6])
+        if len(state) != 1 or not state.isalpha():
+            raise ValueError("the state is no letter")
         return ProcStat(
             pid=number_in(head.partition(b" ")[0]),
-            state=fields[0].decode("ascii"),
+            state=state,
             parent=number_in(fields[1]),
             started=number_in(fields[19]),
             kernel_thread=bool(flags & _KERNEL_THREAD),

@@ -147,8 +147,13 @@ class ClaimPodFacts:
     is_long_gone: bool = False
 
     @property
+    def is_starting(self) -> bool:
+        """Whether the pod starts only with the answer to the present request."""
+        return self.is_requested and not self.has_processes
+
+    @property
     def is_over(self) -> bool:
-        return self.is_long_gone or (not self.has_processes and (self.is_removed or self.is_requested))
+        return self.is_long_gone or self.is_starting or (self.is_removed and not self.has_processes)
 
 
 # See docs/decisions/0044-claims.md.
@@ -172,7 +177,7 @@ def prepared_claim_state(
         same_devices: whether the kubelet requests it with the devices that it is prepared with. For the requesting pod, the
             kubelet then lists an earlier answer, which the next one repeats; with other devices it would add the two up.
     """
-    starting = {pod for pod, facts in pods.items() if same_devices and facts.is_requested and not facts.has_processes}
+    starting = {pod for pod, facts in pods.items() if same_devices and facts.is_starting}
     if reading.pods_of_claim(claim) - starting and not is_replaced:
         return PreparedClaimState.LISTED
     provable = reading.trust is Trust.TRUSTED and claim.manager is None and bool(claim.pods)

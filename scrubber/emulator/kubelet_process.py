@@ -213,8 +213,10 @@ class KubeletProcess:
         worker = self._workers.get(pod.uid)
         if worker is not None:
             worker.wake()
-        elif pod.phase.terminal:
-            self._forget(pod)
+        elif pod.phase.terminal and not self._node.runtime.has_pod(pod.uid):
+            self._forget(
+                pod
+            )  # otherwise its admission, which was refused, still ends its containers, and forgets it then
 
     @property
     def healthy(self) -> bool:

@@ -170,7 +170,7 @@ class NodeClaims:
         if prepared.driver != requesting.driver or lock.locked():
             return False  # a call for it is in progress: waiting here for that one could wait for this one
         async with lock:
-            if await self._state_of(prepared) is not PreparedClaimState.ABANDONED:
+            if (await self._state_of(prepared))[0] is not PreparedClaimState.ABANDONED:
                 return False
             # A call for it may have been answered since the list was read: of a pod that the list lacks.
             await self._pods.refresh()
@@ -203,28 +203,30 @@ class NodeClaims:
             same_devices: whether it requests it with the devices that the claim is prepared with.
         """
         async with self._no_arrivals(deadline):
-            state = await self._state_of(claim, requested, same_devices=same_devices)
+            state, starting = await self._state_of(claim, requested, same_devices=same_devices)
             if state is PreparedClaimState.ABANDONED:
-                # The kubelet starts a requested pod only once it has got other devices: it must not keep these.
-                await self._release(claim.uid, "service", elsewhere=() if same_devices else requested)
+                # The kubelet starts these pods only once they have got other devices: they must not keep the former ones.
+                await self._release(claim.uid, "service", elsewhere=() if same_devices else starting)
         if state is PreparedClaimState.ABANDONED:
             self._check_pods()
         return state
 
     async def _state_of(
         self, claim: Claim, requested: Collection[Pod] = (), *, same_devices: bool = False
-    ) -> PreparedClaimState:
+    ) -> tuple[PreparedClaimState, Collection[Pod]]:
+        """Return the state of a prepared claim, and those of its pods that start only with the answer to the present request."""
         known = [each for record in self._devices.records() for each in record.prepared_claims if each.uid == claim.uid]
         pods = tuple(dict.fromkeys(pod for each in known for pod in each.pods))
         limits = self._dependencies.policy().limits
         facts = {pod: await self._pods.claim_pod_facts(pod, requested, limits=limits) for pod in pods}
-        return prepared_claim_state(
+        state = prepared_claim_state(
             replace(claim, pods=pods),
             facts,
             self._pods.reading,
             is_replaced=claim.uid in replaced_claims(self._devices.records(), self._pods.reading),
             same_devices=same_devices,
         )
+        return state, [pod for pod, each in facts.items() if each.is_starting]
 
     def _find(self, ids: Sequence[str]) -> list[DeviceController]:
         """Return the controllers of ``ids``; raises :class:`InvalidRequest` for unknown, duplicate or no IDs."""

@@ -346,7 +346,7 @@ def test_proc_stat_of_this_process_is_parsed() -> None:
     assert 0 < stat.environment_range[0] < stat.environment_range[1]
 
 
-@pytest.mark.parametrize("data", [b"1", b"", b"1 (sh) S 1", b"x (sh) S" + b" 1" * 50])
+@pytest.mark.parametrize("data", [b"1", b"", b"1 (sh) S 1", b"x (sh) S" + b" 1" * 50, b"1 (sh)  " + b" 1" * 50])
 def test_malformed_proc_stat_is_unreadable(data: bytes) -> None:
     with pytest.raises(Unreadable):
         parse_stat(data)

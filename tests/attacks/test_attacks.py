@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 
 from scrubber.emulator import playground
+from scrubber.emulator.cluster.resources import NAMESPACES
 from scrubber.emulator.playground import RESOURCE, Playground, gpu_pod_spec, tenant_argv
 from scrubber.emulator.pods import ContainerSpec, EmulatedPod, PodPhase, PodSpec
 from tests import forkserver
@@ -50,7 +51,7 @@ class Node:
             self.shared.mkdir()
         argv = [sys.executable, "-m", "tests.attacks", attack.name, "--shared", str(self.shared)]
         argv += ["--accomplice"] if part == "accomplice" else []
-        for target in self.targets(attack):
+        for target in targets(self.stage, attack):
             argv += ["--target", str(target)]
         devices = attack.devices if part == "attack" else 0
         resources = {RESOURCE: devices} if devices else {}
@@ -67,29 +68,37 @@ class Node:
         ends.push_async_callback(self.stage.kubelet.delete, pod, grace=0)
         return pod
 
-    def addresses(self) -> list[str]:
-        """Return the addresses of both daemons' metrics."""
-        daemons = (self.stage.service, self.stage.plugin)
-        lines = [line for daemon in daemons for line in log_lines.lines(daemon) if line["event"] == "metrics.serving"]
-        return [line["address"] for line in lines]
-
     @property
     def shared(self) -> Path:
         return self.stage.directory / "shared"
 
-    def targets(self, attack: Program) -> list[Path]:
-        match attack.targets:
-            case "logs":
-                return [self.stage.kubelet.pod_logs]
-            case "sockets":
-                ours = sorted(path for path in self.stage.socket_dir.rglob("*") if path.is_socket())
-                kubelets = ("kubelet.sock",)
-                directory = self.stage.kubelet.root / "device-plugins"
-                return ours + sorted(
-                    each for each in directory.iterdir() if each.is_socket() and each.name not in kubelets
-                )
-            case _:
-                return []
+
+def targets(stage: Playground, attack: Program) -> list[Path]:
+    """Return what an attack is aimed at besides the device: sockets, and addresses in the form of a path."""
+    match attack.targets:
+        case "logs":
+            return [stage.kubelet.pod_logs]
+        case "sockets":
+            of_daemons = [path for path in stage.socket_dir.rglob("*") if path.is_socket()]
+            directories = ("device-plugins", "plugins", "plugins_registry")
+            for_kubelet = [path for each in directories for path in (stage.kubelet.root / each).rglob("*.sock")]
+            addresses = [
+                Path(line["address"])
+                for daemon in (stage.service, stage.plugin)
+                for line in log_lines.lines(daemon)
+                if line["event"] in ("metrics.serving", "probes.serving")
+            ]
+            return sorted([*of_daemons, *(path for path in for_kubelet if path.name != "kubelet.sock"), *addresses])
+        case _:
+            return []
+
+
+def serve_addresses(stage: Playground) -> None:
+    """Have both daemons serve metrics and probes."""
+    for daemon in (stage.service, stage.plugin):
+        arguments = list(daemon.arguments)
+        arguments[arguments.index("--metrics-address") + 1] = "127.0.0.1:0"
+        daemon.arguments = [*arguments, "--probe-address", "127.0.0.1:0"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -97,10 +106,7 @@ async def node() -> AsyncIterator[Node]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(playground, "start_module", forkserver.start)
         async with Playground(devices=FREE + 1, memory="2MiB", policy=str(HERE / "policy.yaml")) as stage:
-            for daemon in (stage.service, stage.plugin):
-                arguments = list(daemon.arguments)
-                arguments[arguments.index("--metrics-address") + 1] = "127.0.0.1:0"
-                daemon.arguments = arguments
+            serve_addresses(stage)
             await stage.start_daemons(SOON)
             await stage.wait_until_clean(SOON)
             options = ("--write", TENANT, "--expect", TENANT, "--hold", "forever")
@@ -164,3 +170,27 @@ async def test_attack_leaves_nothing_and_affects_no_other_tenant(node: Node, nam
     assert node.tenant.status.phase is PodPhase.RUNNING
     assert stage.service.pid == node.service_pid
     assert [each for each in await history(stage, "leftover.pod.killed") if each["pod_uid"] == node.tenant.uid] == []
+
+
+async def test_half_open_connections_to_each_socket_keep_no_claim_from_being_prepared_and_released() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(playground, "start_module", forkserver.start)
+        async with Playground(devices=1, memory="2MiB", policy=str(HERE / "policy.yaml"), dra=True) as stage:
+            serve_addresses(stage)
+            await stage.start_daemons(SOON)
+            await stage.wait_until_clean(SOON)
+            attacked = targets(stage, attack := program("half_open_connections"))
+            kinds = {path.parent.name if path.is_socket() else "address" for path in attacked}
+            assert {"gpu.scrubber.dev", "plugins_registry", "address"} <= kinds
+            argv = [sys.executable, "-m", "tests.attacks", attack.name, "--shared", str(stage.directory)]
+            argv += [word for path in attacked for word in ("--target", str(path))]
+            assert stage.cluster is not None
+            stage.cluster.api.create(NAMESPACES, {"metadata": {"name": "team-a"}})
+            pod = await stage.kubelet.run(PodSpec("attack", "team-a", [ContainerSpec("main", argv)]))
+            await pod.wait(lambda _: "ready" in pod.read_log("main"), SOON)
+            for name in ("first", "second"):
+                tenant = await stage.run_pod(stage.gpu_pod(name, "team-b", tenant_argv("--read", "--write", name)))
+                assert await found_by(tenant) == ""
+                await stage.kubelet.delete(tenant)
+            assert pod.status.phase is PodPhase.RUNNING
+            log_lines.check(stage)

@@ -23,6 +23,7 @@ from plugin.metrics import PluginMetrics
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.observability.metrics.recorder import MetricsRecorder
 from tests.dashboards.prometheus import POSSIBLE, promtool
+from tests.measures import Measures, shown
 from tests.pods import only_with
 
 ROOT: Final = Path(__file__).parents[2]
@@ -293,17 +294,22 @@ def born_counting() -> set[str]:
     return names
 
 
+def zeros(registry: CollectorRegistry) -> set[str]:
+    return {sample.name for family in registry.collect() for sample in family.samples if sample.value == 0}
+
+
 def test_list_of_counters_not_initialized_at_zero_is_complete() -> None:
-    """The plugin's counters of a resource do not exist before it has one, and start at 0 then."""
+    """Counters of a device, and the plugin's of a resource, do not exist before there is one, and start at 0 then."""
     of_a_resource = {
         each for each in born_counting() if each.startswith("scrubber_plugin_") and each.endswith("_total")
     }
-    assert born_counting() - of_a_resource == NOT_INITIALIZED_AT_ZERO
-    registry = CollectorRegistry()
-    metrics = PluginMetrics(registry, dict)
-    metrics.on_registration_status("gpu.example/gpu", False)
-    zeros = {sample.name for family in registry.collect() for sample in family.samples if sample.value == 0}
-    assert of_a_resource <= zeros
+    registry, measures = CollectorRegistry(), Measures()
+    PluginMetrics(registry, dict).on_registration_status("gpu.example/gpu", False)
+    assert of_a_resource <= zeros(registry)
+    measures.show(shown())
+    of_a_device = born_counting() & zeros(measures.registry)
+    assert of_a_device
+    assert born_counting() - of_a_resource - of_a_device == NOT_INITIALIZED_AT_ZERO
 
 
 def test_queries_of_counters_not_initialized_at_zero_include_new_series() -> None:

@@ -227,19 +227,19 @@ async def test_health_message_is_shown_and_cut_at_1024_characters(node: DraNode)
 async def test_end_of_an_old_instances_stream_clears_what_the_new_one_sent(node: DraNode) -> None:
     node.claim()
     async with driving(node, PlainDriver(), "old") as old:
+        await node.run(claiming())
+        device = f"{DRIVER}/node-a/gpu-0"
         await old.report_health(gpu_0=HEALTHY)
+        await becomes(node, {"claim:claim": {device: "Healthy"}})
         async with driving(node, PlainDriver(), "new") as new:
-            await new.report_health(gpu_0=HEALTHY)
-            await node.until(lambda: len(node.calls("NodeWatchResources")) == 2)
-            await node.run(claiming())
-            device = f"{DRIVER}/node-a/gpu-0"
-            await becomes(node, {"claim:claim": {device: "Healthy"}})
-            await old.stop()
+            await new.report_health(gpu_0=UNHEALTHY)
+            await becomes(node, {"claim:claim": {device: "Unhealthy"}})
+            await old.stop()  # the kubelet ignores the end of a stream that sent nothing
             await node.until(lambda: node.calls("HealthStreamEnded"))
             node.api.patch(PODS, "a", {"metadata": {"labels": {"any": "change"}}}, "default")
             await becomes(node, {"claim:claim": {device: "Unknown"}})
-            await new.report_health(gpu_0=UNHEALTHY)
-            await becomes(node, {"claim:claim": {device: "Unhealthy"}})
+            await new.report_health(gpu_0=HEALTHY)
+            await becomes(node, {"claim:claim": {device: "Healthy"}})
 
 
 async def test_health_stream_is_tried_again_for_ever_with_a_driver_that_has_none(node: DraNode) -> None:

@@ -825,6 +825,26 @@ async def test_child_that_outlives_the_pod_of_a_forgotten_claim_is_a_leftover_af
 
 
 @in_virtual_time
+async def test_requested_pod_with_processes_is_not_dropped_from_the_claim_that_is_released() -> None:
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        await cluster.until(lambda: cluster.record().prepared_claims[0].listed_pods == (tenant.pod,))
+        assert tenant.first is not None
+        child = cluster.process_table.fork(tenant.first)
+        child.holds.clear()
+        cluster.kubelet.force_delete(tenant, 0.5)
+        cluster.claims.forget(claim)
+        await cluster.run(40.0)
+        call = replace(claim.call(), devices=(cluster.gpu(1).id,))
+        wrong = await refusal(cluster, replace(call, claim=replace(call.claim, pods=(tenant.pod,))))
+        assert wrong.code is ErrorCode.CLAIM_ABANDONED
+        assert [grant.pods for grant in cluster.record().open_grants] == [(tenant.pod,)]
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+        assert not child.alive
+
+
+@in_virtual_time
 async def test_forgotten_claim_is_kept_while_a_pod_of_it_cannot_be_read() -> None:
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)

@@ -29,7 +29,7 @@ _STATS = (
     ),
     b"7 (a) b) R " + _NUMBERS + b"\n",
 )
-_STAT = re.compile(rb"([0-9]+) \((.*)\) ([\x01-\x7f]) ([0-9-]+(?: [0-9-]+){48,})\n?", re.DOTALL)
+_STAT = re.compile(rb"([0-9]+) \((.*)\) ([A-Za-z]) ([0-9-]+(?: [0-9-]+){48,})\n?", re.DOTALL)
 
 
 @target(
