@@ -27,7 +27,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from scrubber.domain.assignment import Assignment, Pod, PodAbsence, Process
 from scrubber.domain.certificate import certify
@@ -44,25 +44,27 @@ from scrubber.domain.handover import (
 from scrubber.domain.handover_kind import Basis, HandOverKind, classify_hand_over
 from scrubber.domain.health.history import RecoveryAttempt
 from scrubber.domain.health.recovery import after_findings, after_scrub
-from scrubber.domain.next_action import RecoveryAction, next_action
-from scrubber.domain.pods import PodState, own_pod_liveness, pod_liveness
+from scrubber.domain.next_action import NextAction, RecoveryAction, next_action
+from scrubber.domain.pods import PodLiveness, PodState, own_pod_liveness, pod_liveness
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.states import Health, Hygiene, RecoveryMethod
 from tests.simulation.samples import DEVICE, NODE, POLICY, finding, scrub
 
 __all__ = ["Broken", "Kind", "Node", "Phase", "Product", "State", "Transition"]
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True)
 class Product:
     """The decisions and changes under test; a broken variant replaces one of them."""
 
-    decide: Callable[..., Any] = decide
-    next_action: Callable[..., Any] = next_action
-    pod_liveness: Callable[..., Any] = pod_liveness
-    after_service_start: Callable[..., Any] = DeviceRecord.after_service_start
-    after_grant: Callable[..., Any] = DeviceRecord.after_grant
-    after_passed_scrub: Callable[..., Any] = DeviceRecord.after_passed_scrub
+    decide: Callable[..., HandoverDecision] = decide
+    next_action: Callable[..., NextAction] = next_action
+    pod_liveness: Callable[..., PodLiveness] = pod_liveness
+    after_service_start: Callable[..., DeviceRecord] = DeviceRecord.after_service_start
+    after_grant: Callable[..., DeviceRecord] = DeviceRecord.after_grant
+    after_passed_scrub: Callable[..., DeviceRecord] = DeviceRecord.after_passed_scrub
     waits_for_orphan: bool = True
     """Whether an eraser of an earlier service is ended before another one starts."""
     answers_after_commit: bool = True
@@ -268,11 +270,11 @@ class Node:
             self._records.append(record)
         return number
 
-    def _cached(self, key: object, compute: Callable[[], object]) -> Any:
+    def _cached(self, key: object, compute: Callable[[], _T]) -> _T:
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = compute()
-        return found
+        return cast(_T, found)
 
     def _with_swapped_pods(self, record: int) -> int:
         def compute() -> int:
@@ -286,11 +288,11 @@ class Node:
             last = None if old.last_grant is None else swapped(old.last_grant)
             return self._number(replace(old, last_grant=last, open_grants=tuple(map(swapped, old.open_grants))))
 
-        return self._cached(("swap", record), compute)  # type: ignore[no-any-return]
+        return self._cached(("swap", record), compute)
 
     def _change(self, name: str, record: int, change: Callable[[DeviceRecord], DeviceRecord]) -> int:
         """Return the number of ``record`` after ``change``, which ``name`` identifies."""
-        return self._cached((name, record), lambda: self._number(change(self._records[record])))  # type: ignore[no-any-return]
+        return self._cached((name, record), lambda: self._number(change(self._records[record])))
 
     # -- facts ------------------------------------------------------------------------------------------------------
 
@@ -313,7 +315,7 @@ class Node:
         if pod == starting_pod:
             return own_pod_liveness(processes, sandbox=(), cgroups=grant.cgroups).state
         listed = phase in _ASSIGNED
-        return self.product.pod_liveness(  # type: ignore[no-any-return]
+        return self.product.pod_liveness(
             processes,
             PodAbsence() if listed else PodAbsence(times=2, since=0.0),
             listed=listed,
@@ -455,6 +457,7 @@ class Node:
         )
         match decision.verdict:
             case HandoverVerdict.GRANT:
+                assert decision.basis is not None
                 prepared = list(state.pods[number].prepared)
                 prepared[index] = decision.basis.value
                 yield (
