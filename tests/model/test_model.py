@@ -84,7 +84,9 @@ def test_shared_device_is_safe_and_every_start_comes_to_an_end() -> None:
     report = search(Node(wants=(1, 1), devices=1, restarts=1, faults=1))
     assert not report.problem
     assert report.complete
-    words = {re.match("[a-z]+|[0-9] [a-z]+", step)[0] for step in report.steps}  # type: ignore[index]
+    beginnings = [re.match("[a-z]+|[0-9] [a-z]+", step) for step in report.steps]
+    assert all(beginnings)
+    words = {each[0] for each in beginnings if each}
     assert {*STEPS.values(), "kill", "crash", "refuse"} <= words
     bases = {basis for step in report.steps for basis in re.findall(r"\((.*)\)", step)}
     assert bases == {"certificate", "same-container"}
