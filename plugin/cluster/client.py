@@ -11,6 +11,7 @@ times :data:`MAX_ANSWER_BYTES` of memory.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -73,6 +74,10 @@ _ResourceSlice = create_global_resource("resource.k8s.io", "v1", "ResourceSlice"
 
 _OWN = {"app.kubernetes.io/managed-by": FIELD_MANAGER}
 """Labels of the objects that plugins create."""
+
+_CONNECTING = threading.Lock()
+"""Held while a client is created. ``msgspec`` ends the process with SIGSEGV if two threads use one of its types for the first
+time at once, as the types of a kubeconfig are used here."""
 
 _T = TypeVar("_T")
 
@@ -537,7 +542,8 @@ def _retry_after(header: str) -> float:
 
 
 def _connected(credentials: Credentials, deadline: float) -> AsyncClient:
-    client = AsyncClient(_config(credentials), timeout=Timeout(deadline), field_manager=FIELD_MANAGER)
+    with _CONNECTING:
+        client = AsyncClient(_config(credentials), timeout=Timeout(deadline), field_manager=FIELD_MANAGER)
     # lightkube has no option for this. A custom transport would do it, but then no proxy configuration is read.
     http = client._client._client
     http.headers["Accept-Encoding"] = "identity"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightkube.config.kubeconfig import SingleConfig
 
+from plugin.cluster import client as client_module
 from plugin.cluster.client import MAX_ANSWER_BYTES, ApiServerClient
 from plugin.cluster.condition import CONDITION_TYPE, ConditionFormat, ConditionPolarity
-from plugin.cluster.credentials import PodServiceAccount
+from plugin.cluster.credentials import Credentials, PodServiceAccount
 from plugin.cluster.errors import (
     ApiBusy,
     ApiConflict,
@@ -71,6 +75,29 @@ async def client(server: PluginApiServer, tmp_path: Path) -> AsyncIterator[ApiSe
     api_client = ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20)
     yield api_client
     await api_client.close()
+
+
+async def test_clients_of_one_process_are_created_one_after_another(
+    server: PluginApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two threads at once, ``msgspec`` ends the process with SIGSEGV."""
+    read_config, entered, together = client_module._config, threading.Lock(), threading.Event()
+
+    def read_alone(credentials: Credentials) -> SingleConfig:
+        if not entered.acquire(blocking=False):
+            together.set()
+            return read_config(credentials)
+        try:
+            together.wait(0.05)  # for long enough that another thread would come
+            return read_config(credentials)
+        finally:
+            entered.release()
+
+    monkeypatch.setattr(client_module, "_config", read_alone)
+    clients = [ApiServerClient(kubeconfig(tmp_path, server.url), "node-1", deadline=20) for _ in range(4)]
+    await asyncio.gather(*(each.get_node() for each in clients))
+    await asyncio.gather(*(each.close() for each in clients))
+    assert not together.is_set()
 
 
 async def test_node_without_our_condition_is_read_without_a_condition_status(client: ApiServerClient) -> None:
