@@ -20,6 +20,7 @@ from plugin.dra.claim_service import (
     CertificateExtract,
     ClaimDeviceRequest,
     ClaimGrant,
+    ClaimToRestore,
     DeviceOutOfService,
     RecordedClaim,
     ReleaseProgress,
@@ -83,7 +84,8 @@ class FakeClaimService:
         progress: what a release returns; by default it is done.
         waits: the ``wait_seconds`` of every call.
         refs: the claims that were ever to be prepared; releasing: UIDs of prepared claims that are listed as releasing.
-        extended_resources: of every call.
+        extended_resources, restores: of every call to prepare.
+        unprepared: the claims that are listed so.
     """
 
     bell: Bell = field(default_factory=Bell)
@@ -100,6 +102,8 @@ class FakeClaimService:
     refs: dict[str, ClaimIdentity] = field(default_factory=dict)
     releasing: set[str] = field(default_factory=set)
     extended_resources: list[tuple[str, ...]] = field(default_factory=list)
+    restores: list[bool] = field(default_factory=list)
+    unprepared: list[ClaimToRestore] = field(default_factory=list)
 
     async def prepare_claim(
         self,
@@ -110,9 +114,11 @@ class FakeClaimService:
         driver: str,
         wait_seconds: float,
         extended_resources: Sequence[str] = (),
+        restores: bool = False,
     ) -> Sequence[ClaimGrant]:
         self.waits.append(wait_seconds)
         self.extended_resources.append(tuple(extended_resources))
+        self.restores.append(restores)
         self.refs[claim.uid] = claim
         self.requests.append((claim.uid, tuple(devices), tuple(pods), driver))
         self.bell.ring()
@@ -151,6 +157,12 @@ class FakeClaimService:
             )
             for uid, devices in self.prepared.items()
         ]
+
+    async def list_unprepared_claims(self) -> Sequence[ClaimToRestore]:
+        self.lists += 1
+        self.bell.ring()
+        await self.on_list("")
+        return list(self.unprepared)
 
 
 def allocated_claim(

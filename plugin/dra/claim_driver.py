@@ -36,6 +36,7 @@ from plugin.kubelet.devices import AdvertisedDevice, AdvertisedDevices
 from plugin.kubelet.server import INTERNAL_ERROR
 from plugin.logs import Logger, WaitLogger, log_context
 from plugin.observers import GateObserver, NullObserver
+from scrubber.completion import run_to_completion
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import InvalidRequest, NotReady, RetryableError, ScrubberError, Unavailable
 from scrubber.ports.runtime import NOOP_TRACER, Tracer
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 PREPARE, UNPREPARE = "NodePrepareResources", "NodeUnprepareResources"
+RESTORE = "restore"
+"""What appears in the place of the kubelet's method where a claim is handed over again without a call."""
 
 API_SERVER_AWAY = "The claim cannot be read, because the API server does not answer. The kubelet tries again."
 GPU_DRIVER_AWAY = (
@@ -75,6 +78,7 @@ class ClaimDriverTimes:
         record: between two attempts to have the service record a release.
         exclusive: wait for another instance that adds or removes CDI specifications.
         rewrite: between two attempts to restore the CDI specifications of prepared claims, after a start.
+        quiet: after which the kubelet will not repeat an earlier call about a claim. It does so after up to 90 s.
     """
 
     call: float = 45.0
@@ -87,6 +91,7 @@ class ClaimDriverTimes:
     record: float = 0.05
     exclusive: float = 5.0
     rewrite: float = 10.0
+    quiet: float = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +235,8 @@ class ClaimDriver:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._reminder = WaitLogger(log, every=600.0, clock=clock)
         self._list_reminder = WaitLogger(log, every=600.0, clock=clock)
+        self._last_calls: dict[tuple[str, str], float] = {}
+        """When the kubelet's last call about a claim began or ended, by its namespace and name."""
         self._removal_skipped = False
         """A specification was kept because the service did not answer, or because another instance held the lock."""
 
@@ -251,8 +258,24 @@ class ClaimDriver:
         limit = self._times.call if remaining is None else min(self._times.call, remaining)
         until = self._clock() + max(0.0, limit - self._times.margin)
         by_uid = {claim.uid: claim for claim in claims}
-        answers = await asyncio.gather(*(self._answer(method, claim, until, call) for claim in by_uid.values()))
+        self._note_calls(claims)
+        try:
+            answers = await asyncio.gather(*(self._answer(method, claim, until, call) for claim in by_uid.values()))
+        finally:
+            self._note_calls(claims)
         return dict(zip(by_uid, answers, strict=True))
+
+    def _note_calls(self, claims: Sequence[ClaimIdentity]) -> None:
+        recent = {claim: at for claim, at in self._last_calls.items() if not self._is_past(at)}
+        self._last_calls = recent | {(claim.namespace, claim.name): self._clock() for claim in claims}
+
+    def _is_past(self, call: float) -> bool:
+        return self._clock() - call >= self._times.quiet
+
+    def is_quiet(self, namespace: str, name: str) -> bool:
+        """Return whether the kubelet has made no call about a claim for so long that it will not repeat an earlier one."""
+        last = self._last_calls.get((namespace, name))
+        return last is None or self._is_past(last)
 
     async def _answer(
         self,
@@ -267,7 +290,7 @@ class ClaimDriver:
                     async with self._locked(claim, until):
                         return await call(claim, until)
             except ScrubberError as error:
-                (self._on_refused if method == PREPARE else self._on_pending)(claim, error)
+                (self._on_pending if method == UNPREPARE else self._on_refused)(claim, error)
                 return ClaimAnswer(error=error.public_message)
             except Exception as error:  # noqa: BLE001 - its text must not appear in a pod's events; the log has all of it
                 self._log.error("api.failed", exc_info=error)
@@ -416,14 +439,14 @@ class ClaimDriver:
 
     # -- prepare
 
-    async def _prepare(self, ref: ClaimIdentity, until: float) -> ClaimAnswer:
+    async def _prepare(self, ref: ClaimIdentity, until: float, *, restores: bool = False) -> ClaimAnswer:
         began = self._clock()
         claim = read_claim(ref, await self._read(ref, until), self._driver, self._pool)
         devices = await self._resolve(claim, until)
         staged = self._specs.stage(ref.uid, devices, claim.names_by_request())
         try:
             resources = await self._extended_resources(claim, until)
-            granted = await self._grant(claim, devices, resources, until)
+            granted = await self._grant(claim, devices, resources, until, restores=restores)
             async with self._specs.exclusive(min(self._times.exclusive, max(0.0, until - self._clock()))):
                 staged.publish()
         finally:
@@ -564,6 +587,8 @@ class ClaimDriver:
         devices: Mapping[str, AdvertisedDevice],
         extended_resources: Sequence[str],
         until: float,
+        *,
+        restores: bool,
     ) -> Sequence[ClaimGrant]:
         """Have the service grant the devices; wait for a service that is away.
 
@@ -580,6 +605,7 @@ class ClaimDriver:
                     driver=self._driver,
                     wait_seconds=max(0.0, until - self._clock()),
                     extended_resources=extended_resources,
+                    restores=restores,
                 )
             except Unavailable:
                 if self._clock() + self._times.retry >= until:
@@ -591,13 +617,35 @@ class ClaimDriver:
                 for uid in sorted(self._specs.claims()):
                     await self._remove_spec(uid)
 
+    # -- restoring
+
+    async def restore(self, namespace: str, name: str) -> None:
+        """Hand over a claim that only the kubelet takes for prepared, so that its pods find their CDI specification.
+
+        Nothing happens if the kubelet has called meanwhile, or if the claim or the API server is gone. A refusal is reported as
+        that of a call.
+        """
+        until = self._clock() + self._times.call - self._times.margin
+        with suppress(ClusterError):
+            found = await self._api.get_claim(namespace, name)
+            uid = (found.get("metadata") or {}).get("uid")
+            if isinstance(uid, str) and uid:
+                await self._answer(RESTORE, ClaimIdentity(namespace, name, uid), until, self._restore)
+
+    async def _restore(self, ref: ClaimIdentity, until: float) -> ClaimAnswer:
+        # Without its specification, no container has got the devices since their release, whatever pods run by now.
+        if not self.is_quiet(ref.namespace, ref.name) or not await self._remove_spec(ref.uid):
+            return ClaimAnswer()
+        answer = await self._prepare(ref, until, restores=True)
+        self._log.warning("claim.restored", claim=str(ref), claim_uid=ref.uid)
+        return answer
+
     # -- release
 
     async def _unprepare(self, ref: ClaimIdentity, until: float) -> ClaimAnswer:
         began = self._clock()
-        progress = await self._record_release(ref, min(until, began + self._times.orphan))
-        # The kubelet calls for no pod that joins the claim from here on; without the specification none can start.
-        await self._remove_spec(ref.uid)
+        # Also where the kubelet ends meanwhile: a pod could start with the specification of a released claim.
+        progress = await run_to_completion(self._withdraw(ref, min(until, began + self._times.orphan)))
         if not progress.done:
             wait = self._times.release if await self._has_pods(ref) else self._times.orphan
             wait_until = min(until, began + wait)
@@ -622,6 +670,13 @@ class ClaimDriver:
         for each in self._claims_observers:
             each.on_released(ref)
         return ClaimAnswer()
+
+    async def _withdraw(self, ref: ClaimIdentity, until: float) -> ReleaseProgress:
+        """Record the release of a claim, and remove its specification; raises as :meth:`_record_release`."""
+        progress = await self._record_release(ref, until)
+        # The kubelet calls for no pod that joins the claim from here on; without the specification none can start.
+        await self._remove_spec(ref.uid)
+        return progress
 
     async def _record_release(self, ref: ClaimIdentity, until: float) -> ReleaseProgress:
         """Have the service record the release of a claim, which it does not while another call is in progress there.

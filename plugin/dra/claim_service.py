@@ -17,6 +17,7 @@ __all__ = [
     "ClaimDeviceRequest",
     "ClaimGrant",
     "ClaimService",
+    "ClaimToRestore",
     "DeviceOutOfService",
     "RecordedClaim",
     "ReleaseProgress",
@@ -88,6 +89,15 @@ class RecordedClaim:
     releasing: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimToRestore:
+    """A claim that the kubelet lists for a pod with devices, and that the service has not recorded as prepared."""
+
+    driver: str
+    namespace: str
+    name: str
+
+
 class ClaimService(Protocol):
     """The requests about claims on the plugin's socket.
 
@@ -104,11 +114,13 @@ class ClaimService(Protocol):
         driver: str,
         wait_seconds: float,
         extended_resources: Sequence[str] = (),
+        restores: bool = False,
     ) -> Sequence[ClaimGrant]:
         """Grant all devices to the claim, or none; durable on return, and the same answer when called again.
 
         Args:
             extended_resources: for which the scheduler created the claim.
+            restores: whether the kubelet takes the claim for prepared and has not called.
         """
         ...
 
@@ -122,4 +134,8 @@ class ClaimService(Protocol):
 
     async def list_claims(self) -> Sequence[RecordedClaim]:
         """Return every claim that is prepared, or whose release is not done; also those of other drivers."""
+        ...
+
+    async def list_unprepared_claims(self) -> Sequence[ClaimToRestore]:
+        """Return the claims of any driver that only the kubelet takes for prepared."""
         ...

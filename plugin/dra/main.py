@@ -30,6 +30,7 @@ from plugin.dra.cdi import ClaimCdiSpecs
 from plugin.dra.claim_driver import ClaimDriver, ClaimDriverTimes
 from plugin.dra.claim_pods import ClaimPodsFollower
 from plugin.dra.claim_reports import ClaimReports
+from plugin.dra.claim_restorer import ClaimRestorer, RestorerTimes
 from plugin.dra.inventory import slice_devices
 from plugin.dra.paths import DriverSocketPaths
 from plugin.dra.registration import DriverRegistration, DriverRegistrationTimes
@@ -74,6 +75,7 @@ class DriverTimes:
     calls: ClaimDriverTimes = field(default_factory=ClaimDriverTimes)
     registration: DriverRegistrationTimes = field(default_factory=DriverRegistrationTimes)
     slices: SliceTimes = field(default_factory=SliceTimes)
+    restorer: RestorerTimes = field(default_factory=RestorerTimes)
     watch: WatchTimes = field(default_factory=WatchTimes)
     request: float = 10.0
     """Limit of one request to the API server, in seconds."""
@@ -166,6 +168,7 @@ async def _run(settings: DriverSettings, log: Logger, losses: LostLineCounter, s
                 tasks.create_task(driver.reports.run(), name="reports about claims"),
                 tasks.create_task(driver.claims.reconcile_specs(), name="specifications"),
                 tasks.create_task(driver.claims.remove_left_specs(), name="specifications of released claims"),
+                tasks.create_task(driver.restorer.run(), name="claims that only the kubelet takes for prepared"),
                 tasks.create_task(notify_service_manager(driver.unready_reason), name="service manager"),
                 tasks.create_task(
                     serve_metrics(
@@ -289,9 +292,10 @@ class _Driver:
             jitter=random.random,
             observer=observer,
         )
+        service = ScrubServiceClaims(client)
         self.pods = ClaimPodsFollower(
             driver,
-            ScrubServiceClaims(client),
+            service,
             lambda: ApiServerClient(settings.credentials, node, deadline=times.request),
             devices=devices,
             log=log,
@@ -301,7 +305,7 @@ class _Driver:
         self.claims = ClaimDriver(
             driver,
             node,
-            service=ScrubServiceClaims(client),
+            service=service,
             api=claim_api,
             devices=devices,
             specs=specs,
@@ -324,6 +328,15 @@ class _Driver:
             log=log,
             clock=time.monotonic,
             observer=observer,
+        )
+        self.restorer = ClaimRestorer(
+            driver,
+            service,
+            self.claims,
+            is_registered=lambda: self.registration.is_registered,
+            times=times.restorer,
+            log=log,
+            clock=time.monotonic,
         )
 
     @classmethod

@@ -8,6 +8,7 @@ from plugin.dra.claim_service import (
     CertificateExtract,
     ClaimDeviceRequest,
     ClaimGrant,
+    ClaimToRestore,
     DeviceOutOfService,
     RecordedClaim,
     ReleaseProgress,
@@ -40,6 +41,7 @@ class ScrubServiceClaims:
         driver: str,
         wait_seconds: float,
         extended_resources: Sequence[str] = (),
+        restores: bool = False,
     ) -> Sequence[ClaimGrant]:
         response = await self._client.prepare_claim(
             pb.Claim(uid=claim.uid, namespace=claim.namespace, name=claim.name),
@@ -49,6 +51,7 @@ class ScrubServiceClaims:
             extended_resources=extended_resources,
             deadline_seconds=max(wait_seconds, _SHORTEST_WAIT),
             timeout=wait_seconds + ANSWER_SECONDS,
+            restores=restores,
         )
         certificates = {each.device_id: each for each in response.certificates}
         return [ClaimGrant(each.id, _extract(certificates.get(each.id))) for each in response.devices]
@@ -74,6 +77,10 @@ class ScrubServiceClaims:
             )
             for each in response.claims
         ]
+
+    async def list_unprepared_claims(self) -> Sequence[ClaimToRestore]:
+        response = await self._client.list_claims(ANSWER_SECONDS)
+        return [ClaimToRestore(each.driver, each.namespace, each.name) for each in response.unprepared]
 
 
 def _extract(certificate: pb.ClaimCertificate | None) -> CertificateExtract | None:

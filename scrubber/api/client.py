@@ -239,6 +239,7 @@ class PluginClient(_Client):
         deadline_seconds: float,
         timeout: float,
         extended_resources: Sequence[str] = (),
+        restores: bool = False,
     ) -> pb.PrepareClaimResponse:
         """Prepare all of ``devices`` for ``claim`` or none; a repeated call gets the same answer.
 
@@ -247,6 +248,8 @@ class PluginClient(_Client):
             deadline_seconds: how long the service may wait for scrubs and earlier users; 0 means the policy's limit.
             timeout: seconds after which the service counts as away; more than ``deadline_seconds``.
             extended_resources: for which the scheduler created the claim; empty for a claim of the user's.
+            restores: whether the kubelet takes the claim for prepared and has not called, so that each of ``pods`` may have
+                processes.
 
         Raises:
             Unavailable: the service is away, or did not respond.
@@ -259,6 +262,7 @@ class PluginClient(_Client):
             deadline_seconds=deadline_seconds,
             driver=driver,
             extended_resources=extended_resources,
+            restores=restores,
         )
         call: Awaitable[pb.PrepareClaimResponse] = self._stub.PrepareClaim(
             request, timeout=timeout, metadata=self._trace_metadata()
@@ -296,7 +300,7 @@ class PluginClient(_Client):
         await self._call(call)
 
     async def list_claims(self, timeout: float) -> pb.ListClaimsResponse:
-        """Return the claims that are prepared, or whose release is not complete.
+        """Return the claims that are prepared, or whose release is not complete, and those that only the kubelet considers prepared.
 
         Raises:
             Unavailable: no response within ``timeout`` seconds.

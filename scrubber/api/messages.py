@@ -42,6 +42,7 @@ from scrubber.engine.views import (
     ScrubUpdate,
     ServiceView,
     StartJobCall,
+    UnpreparedClaim,
 )
 from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow, HistoryEntry
 
@@ -166,6 +167,7 @@ def parse_prepare_claim_call(request: pb.PrepareClaimRequest) -> PrepareClaimCal
         tuple(each.device_id for each in request.devices if each.admin_access),
         wait or None,
         _extended_resources(request.extended_resources),
+        restores=request.restores,
     )
 
 
@@ -501,8 +503,8 @@ def job_end_message(release: ClaimRelease) -> pb.EndJobResponse:
     )
 
 
-def claim_list_message(claims: Sequence[PreparedClaim]) -> pb.ListClaimsResponse:
-    """Return the claims with their devices and pods; jobs are none."""
+def claim_list_message(claims: Sequence[PreparedClaim], unprepared: Sequence[UnpreparedClaim]) -> pb.ListClaimsResponse:
+    """Return the claims with their devices and pods, and those that are not prepared; jobs are none."""
     return pb.ListClaimsResponse(
         claims=[
             pb.PreparedClaim(
@@ -517,7 +519,10 @@ def claim_list_message(claims: Sequence[PreparedClaim]) -> pb.ListClaimsResponse
             )
             for each in claims
             if each.claim.manager is None
-        ]
+        ],
+        unprepared=[
+            pb.UnpreparedClaim(driver=each.driver, namespace=each.namespace, name=each.name) for each in unprepared
+        ],
     )
 
 

@@ -271,20 +271,22 @@ class ClaimDevice(_message.Message):
     def __init__(self, device_id: _Optional[str] = ..., admin_access: _Optional[bool] = ...) -> None: ...
 
 class PrepareClaimRequest(_message.Message):
-    __slots__ = ("claim", "devices", "pods", "deadline_seconds", "driver", "extended_resources")
+    __slots__ = ("claim", "devices", "pods", "deadline_seconds", "driver", "extended_resources", "restores")
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     PODS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
     EXTENDED_RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
     claim: Claim
     devices: _containers.RepeatedCompositeFieldContainer[ClaimDevice]
     pods: _containers.RepeatedCompositeFieldContainer[ClaimPod]
     deadline_seconds: float
     driver: str
     extended_resources: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ClaimDevice, _Mapping]]] = ..., pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., driver: _Optional[str] = ..., extended_resources: _Optional[_Iterable[str]] = ...) -> None: ...
+    restores: bool
+    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ClaimDevice, _Mapping]]] = ..., pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., driver: _Optional[str] = ..., extended_resources: _Optional[_Iterable[str]] = ..., restores: _Optional[bool] = ...) -> None: ...
 
 class PrepareClaimResponse(_message.Message):
     __slots__ = ("devices", "duration_seconds", "certificates")
@@ -368,11 +370,23 @@ class PreparedClaim(_message.Message):
     releasing: bool
     def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ClaimDevice, _Mapping]]] = ..., pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., driver: _Optional[str] = ..., releasing: _Optional[bool] = ...) -> None: ...
 
+class UnpreparedClaim(_message.Message):
+    __slots__ = ("driver", "namespace", "name")
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    driver: str
+    namespace: str
+    name: str
+    def __init__(self, driver: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
 class ListClaimsResponse(_message.Message):
-    __slots__ = ("claims",)
+    __slots__ = ("claims", "unprepared")
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    UNPREPARED_FIELD_NUMBER: _ClassVar[int]
     claims: _containers.RepeatedCompositeFieldContainer[PreparedClaim]
-    def __init__(self, claims: _Optional[_Iterable[_Union[PreparedClaim, _Mapping]]] = ...) -> None: ...
+    unprepared: _containers.RepeatedCompositeFieldContainer[UnpreparedClaim]
+    def __init__(self, claims: _Optional[_Iterable[_Union[PreparedClaim, _Mapping]]] = ..., unprepared: _Optional[_Iterable[_Union[UnpreparedClaim, _Mapping]]] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("manager", "id", "user", "user_id")

@@ -110,7 +110,8 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
 
     async def ListClaims(self, request: pb.ListClaimsRequest, context: Context) -> pb.ListClaimsResponse:
         self._service.view().require_ready()
-        return messages.claim_list_message(self._service.claims.current())
+        claims = self._service.claims
+        return messages.claim_list_message(claims.current(), claims.unprepared())
 
     async def SetResourceMapping(
         self, request: pb.SetResourceMappingRequest, context: Context

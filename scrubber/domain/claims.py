@@ -27,6 +27,7 @@ __all__ = [
     "prepared_claim_state",
     "replaced_claims",
     "shares_against_policy",
+    "unprepared_claims",
 ]
 
 
@@ -58,6 +59,17 @@ def replaced_claims(records: Iterable[DeviceRecord], reading: KubeletReading) ->
         newest = max(found, key=lambda each: each[0])[1].uid
         replaced |= {claim.uid for _, claim in found} - (listed or {newest})
     return frozenset(replaced)
+
+
+def unprepared_claims(records: Iterable[DeviceRecord], reading: KubeletReading) -> frozenset[tuple[str, str, str]]:
+    """Return driver, namespace and name of each claim that the kubelet lists with devices and that is not prepared.
+
+    For a moment these are the claims whose call to prepare or to unprepare is in progress. If a claim stays so, the kubelet
+    takes it for prepared: a pod joined it between two attempts to unprepare it, and the kubelet makes no call for that pod.
+    """
+    known = [each for record in records for each in (*record.prepared_claims, *record.admin_claims)]
+    prepared = {(each.driver, each.namespace, each.name) for each in known}
+    return frozenset({(each.driver, each.namespace, each.name) for each in reading.claims} - prepared)
 
 
 def claim_problem(

@@ -23,6 +23,7 @@ from scrubber.domain.claims import (
     prepared_claim_state,
     replaced_claims,
     shares_against_policy,
+    unprepared_claims,
 )
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady, Refused
@@ -42,6 +43,7 @@ from scrubber.engine.views import (
     NodeView,
     PrepareClaimCall,
     PreparedClaim,
+    UnpreparedClaim,
     WithheldDevice,
 )
 from scrubber.ports.record import Event, Journal, Ledger, LedgerChange
@@ -117,7 +119,8 @@ class NodeClaims:
                 try:
                     answer = self._answer(claim, granted)
                 except Refused:
-                    await self._release_unstarted(claim, deadline)
+                    if not call.restores:
+                        await self._release_unstarted(claim, deadline)
                     raise
                 if answer is not None:
                     return answer
@@ -132,6 +135,7 @@ class NodeClaims:
                     own_resources=lambda: frozenset({claim.driver}),
                     deadline=deadline,
                     claim=claim,
+                    claim_is_starting=not call.restores,
                     actor=call.actor,
                     plugin_resources=self._plugin_resources,
                     extended_resources=call.extended_resources,
@@ -150,7 +154,8 @@ class NodeClaims:
         claim, clock = call.claim, self._dependencies.clock
         while (held := is_prepared_for(claim.uid, call.devices, self._devices.records())) is None:
             await self._pods.refresh()
-            state = await self._release_abandoned(claim, deadline, requested=claim.pods)
+            requested = () if call.restores else claim.pods
+            state = await self._release_abandoned(claim, deadline, requested=requested)
             if state is PreparedClaimState.ABANDONED:
                 raise refusals.claim_abandoned(claim)
             left = deadline - clock.monotonic()
@@ -459,6 +464,10 @@ class NodeClaims:
     def current(self) -> tuple[PreparedClaim, ...]:
         return prepared_claims([*self._devices.records(), *self._removed_records()])
 
+    def unprepared(self) -> tuple[UnpreparedClaim, ...]:
+        records = [*self._devices.records(), *self._removed_records()]
+        return tuple(sorted(UnpreparedClaim(*each) for each in unprepared_claims(records, self._pods.reading)))
+
     def _removed_records(self) -> list[DeviceRecord]:
         """Return the records of removed devices that were in use under this boot: no claim outlives its boot."""
         boot = self._dependencies.identity.boot
@@ -581,6 +590,9 @@ class DriverlessClaims:
         )
 
     def current(self) -> tuple[PreparedClaim, ...]:
+        raise self._refusal()
+
+    def unprepared(self) -> tuple[UnpreparedClaim, ...]:
         raise self._refusal()
 
 

@@ -131,14 +131,23 @@ class OperatorActions:
                 await controller.occupancy.release(record)
 
     async def _release_abandoned_claims(self, controller: DeviceController, actor: str) -> None:
-        """Release a device of claims that were never unprepared, once all their pods are gone and it is free."""
+        """Release a device of claims that were never unprepared, once all their pods are gone and it is free.
+
+        What is left of a pod after the leftover grace period may be killed, but only once the claim is released.
+        """
         record = controller.state.record
         claims = record.prepared_claims
         if record.hygiene is not Hygiene.IN_USE or not claims or len(claims) != len(record.open_grants):
             return
         await controller.pods.refresh()
-        gone = [await controller.pods.is_gone(pod) for claim in claims for pod in claim.pods]
-        if all(gone) and not await controller.occupancy.is_held():
+        limits, leftovers = controller.state.policy.limits, False
+        for claim, pod in [(each, pod) for each in claims for pod in each.pods]:
+            if not await controller.pods.is_gone(pod):
+                facts = await controller.pods.claim_pod_facts(pod, (), limits=limits)
+                if claim.manager is not None or not facts.is_long_gone:
+                    return
+                leftovers = True
+        if leftovers or not await controller.occupancy.is_held():
             await controller.occupancy.release_claims(record, actor)
 
     async def quarantine(self, device: str, reason: str, actor: str) -> tuple[DeviceView, Cause | None]:

@@ -384,18 +384,25 @@ class PodTracker:
             return unreadable_pod_liveness(
                 absence, now=self._clock.monotonic(), leftover_grace_period=limits.leftover_grace_period
             )
+        listed = self.reading.trust is Trust.TRUSTED and self.reading.is_listed(pod)
         return claim_pod_liveness(
             processes,
             absence,
             remaining,
             released_for=_since(claim.released_at, wall),
-            listed=self.reading.trust is Trust.TRUSTED and self.reading.is_listed(pod),
+            listed=listed,
+            never_started=bool(processes) and listed and self._has_never_started(pod),
             named_by_kubelet=pod in claim.listed_pods,
             seen=self._first_processes.get(pod, {}),
             first_processes=self._known_first_processes(pod),
             now=self._clock.monotonic(),
             leftover_grace_period=limits.leftover_grace_period,
         )
+
+    def _has_never_started(self, pod: Pod) -> bool:
+        """Whether the logs of ``pod`` show that no container of it was ever started."""
+        starts = self._assignments.container_starts(pod)
+        return starts is not None and not any(starts.values())
 
     async def _job_liveness(self, job: Pod, claim: Claim) -> PodLiveness:
         may_start_more = claim.is_prepared and claim.manager is not JobManager.RUN

@@ -69,6 +69,7 @@ class ResolvedCall:
             its driver.
         deadline: monotonic seconds.
         claim: the claim to be prepared; None for the start of a container.
+        claim_is_starting: whether the kubelet requests the claim for a pod that has no sandbox yet, or only a sandbox.
         actor: who requests the hand-over, for the audit log.
         plugin_resources: returns the resources under which a device plugin advertises a device, given by its ID.
         extended_resources: for which the scheduler created the claim.
@@ -81,11 +82,17 @@ class ResolvedCall:
     own_resources: Callable[[], frozenset[str]]
     deadline: float
     claim: Claim | None = None
+    claim_is_starting: bool = True
     actor: str = "plugin"
     plugin_resources: Callable[[str], frozenset[str]] = lambda _: frozenset()
     extended_resources: frozenset[str] = frozenset()
     node_resources: Callable[[], frozenset[str]] = frozenset
     release_abandoned: Callable[[Claim], Awaitable[bool]] = _keep
+
+    @property
+    def starting_claim(self) -> Claim | None:
+        """The claim, if one of its pods is about to start by this call: of that pod, the sandbox does not count."""
+        return self.claim if self.claim_is_starting else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +251,9 @@ class DevicePreparation:
                     asking = None if start.following is None else start.following.pod
                     # Other containers of the starting pod may be alive.
                     mine = None if asking is None or asking.uid is None else asking
-                    earlier = await controller.occupancy.pod_liveness(asking, excluded_pod=mine, claim=claim)
+                    earlier = await controller.occupancy.pod_liveness(
+                        asking, excluded_pod=mine, claim=self._call.starting_claim
+                    )
                     facts = replace(facts, earlier_pods=frozenset([where.state for _, where in earlier]))
                 case _:
                     if decision.basis is Basis.SHARED:
@@ -360,7 +369,7 @@ class DevicePreparation:
                     device, controller.state.record.state
                 )
             case HandoverVerdict.WAIT, _:
-                return await controller.scrubs.blocker(start.own, self._call.claim)
+                return await controller.scrubs.blocker(start.own, self._call.starting_claim)
             case _, ErrorCode.REASSIGNED:
                 raise refusals.reassigned(device)
             case _, ErrorCode.UNASSIGNED:
@@ -420,19 +429,19 @@ class DevicePreparation:
             return _being_scrubbed(controller)
         if finished.outcome in (Outcome.PASSED, Outcome.FAILED):
             return None
-        return await controller.scrubs.blocker(starting_pod, self._call.claim) or _being_scrubbed(controller)
+        return await controller.scrubs.blocker(starting_pod, self._call.starting_claim) or _being_scrubbed(controller)
 
     async def _scrub(
         self, controller: DeviceController, record: DeviceRecord, starting_pod: Pod | None
     ) -> ScrubberError | None:
         """Start the slow path, unless it would be blocked, and wait for it."""
-        obstacle = await controller.scrubs.blocker(starting_pod, self._call.claim)
+        obstacle = await controller.scrubs.blocker(starting_pod, self._call.starting_claim)
         if obstacle is not None:
             return obstacle
         await controller.occupancy.release(record)
         try:
             await controller.scrubs.start(
-                ScrubTrigger.CONTAINER_START, starting_pod=starting_pod, claim=self._call.claim
+                ScrubTrigger.CONTAINER_START, starting_pod=starting_pod, claim=self._call.starting_claim
             )
         except NotReady as granted_meanwhile:
             return granted_meanwhile

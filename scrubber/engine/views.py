@@ -44,6 +44,7 @@ __all__ = [
     "Service",
     "ServiceView",
     "StartJobCall",
+    "UnpreparedClaim",
     "WithheldDevice",
     "Yields",
 ]
@@ -172,6 +173,8 @@ class PrepareClaimCall:
         wait_seconds: None means the policy's limit.
         extended_resources: for which the scheduler created the claim; empty for a claim of the user's.
         actor: who requests it, for the audit log.
+        restores: whether the kubelet takes the claim for prepared and has not called: each of its pods may have processes, and
+            none of them is about to get a sandbox.
     """
 
     claim: Claim
@@ -180,6 +183,7 @@ class PrepareClaimCall:
     wait_seconds: float | None = None
     extended_resources: frozenset[str] = frozenset()
     actor: str = "driver"
+    restores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,15 @@ class PreparedClaim:
     claim: Claim
     devices: tuple[str, ...] = ()
     admin_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class UnpreparedClaim:
+    """A claim that the kubelet lists with devices and that is not prepared; the list has no UID."""
+
+    driver: str
+    namespace: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +479,9 @@ class Claims(Protocol):
         Raises:
             NotReady: there is no driver.
         """
+
+    def unprepared(self) -> tuple[UnpreparedClaim, ...]:
+        """The claims of any driver that the kubelet lists for a pod with devices, and that are not prepared here."""
 
 
 class Jobs(Protocol):

@@ -34,6 +34,7 @@ from scrubber.engine.views import (
     ScrubUpdate,
     ServiceView,
     StartJobCall,
+    UnpreparedClaim,
 )
 from scrubber.ports.device import EraseProgress
 from scrubber.ports.record import AuditHead, AuditLogPage, AuditRow, Event, HistoryEntry, HistoryQuery
@@ -113,6 +114,7 @@ class FakeClaims:
         self._note = note
         self.release = ClaimRelease(done=True)
         self.prepared: tuple[PreparedClaim, ...] = ()
+        self.only_listed: tuple[UnpreparedClaim, ...] = ()
 
     async def prepare(self, call: PrepareClaimCall) -> tuple[GrantedDevice, ...]:
         self._note(call)
@@ -130,6 +132,9 @@ class FakeClaims:
 
     def current(self) -> tuple[PreparedClaim, ...]:
         return self.prepared
+
+    def unprepared(self) -> tuple[UnpreparedClaim, ...]:
+        return self.only_listed
 
 
 class FakeJobs:

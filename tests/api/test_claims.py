@@ -18,7 +18,14 @@ from scrubber.domain.errors import InvalidRequest, NotReady, Refused, ScrubberEr
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.record import DeviceRecord, Grant
 from scrubber.domain.states import Hygiene
-from scrubber.engine.views import ClaimRelease, DeviceView, PrepareClaimCall, PreparedClaim, WithheldDevice
+from scrubber.engine.views import (
+    ClaimRelease,
+    DeviceView,
+    PrepareClaimCall,
+    PreparedClaim,
+    UnpreparedClaim,
+    WithheldDevice,
+)
 from tests.api.service import FakeNode, device
 
 DEADLINE = 30.0
@@ -57,6 +64,7 @@ async def prepare(driver: PluginClient, change: Callable[[pb.PrepareClaimRequest
         deadline_seconds=request.deadline_seconds,
         timeout=DEADLINE,
         extended_resources=request.extended_resources,
+        restores=request.restores,
     )
 
 
@@ -94,6 +102,13 @@ async def test_invalid_claim_is_refused_before_the_engine_is_called(
     with pytest.raises(InvalidRequest):
         await prepare(driver, change)
     assert node.requests == []
+
+
+async def test_engine_learns_that_the_kubelet_has_not_called(node: FakeNode, driver: PluginClient) -> None:
+    await prepare(driver, lambda request: setattr(request, "restores", True))
+    call = node.requests[0]
+    assert isinstance(call, PrepareClaimCall)
+    assert call.restores
 
 
 async def test_pod_that_is_named_twice_counts_once(node: FakeNode, driver: PluginClient) -> None:
@@ -147,6 +162,12 @@ async def test_prepared_claims_are_listed_with_devices_and_pods(node: FakeNode, 
     assert [(each.device_id, each.admin_access) for each in listed.devices] == [("GPU-a0", False), ("GPU-a1", True)]
     assert list(listed.pods) == POD_MESSAGES
     assert (listed.driver, listed.releasing) == (CLAIM.driver, False)
+
+
+async def test_claims_that_only_the_kubelet_lists_are_listed_by_name(node: FakeNode, driver: PluginClient) -> None:
+    node.claims.only_listed = (UnpreparedClaim(CLAIM.driver, "team-a", "gpus"),)
+    (listed,) = (await driver.list_claims(DEADLINE)).unprepared
+    assert (listed.driver, listed.namespace, listed.name) == (CLAIM.driver, "team-a", "gpus")
 
 
 async def test_claims_are_not_listed_before_the_service_knows_its_devices(node: FakeNode, driver: PluginClient) -> None:

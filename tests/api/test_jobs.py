@@ -99,4 +99,4 @@ def test_device_names_its_job_and_neither_a_claim_nor_a_pod() -> None:
     (listed,) = shown.open_grants
     assert (listed.job, listed.job_ended) == (MESSAGE, True)
     assert (listed.HasField("claim"), list(listed.claim_pods), listed.claim_releasing) == (False, [], False)
-    assert list(claim_list_message([PreparedClaim(claim, ("GPU-a0",))]).claims) == []
+    assert list(claim_list_message([PreparedClaim(claim, ("GPU-a0",))], []).claims) == []

@@ -31,6 +31,7 @@ from scrubber.domain.claims import (
     prepared_claim_state,
     replaced_claims,
     shares_against_policy,
+    unprepared_claims,
 )
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.handover_kind import HandOverKind
@@ -286,6 +287,7 @@ def state(
     absence: PodAbsence | None = None,
     remaining: RemainingCgroups | None = None,
     listed: bool = False,
+    never_started: bool = False,
     named_by_kubelet: bool = True,
     first: Process | None = MAIN,
 ) -> PodState:
@@ -295,6 +297,7 @@ def state(
         remaining,
         released_for=released_for,
         listed=listed,
+        never_started=never_started,
         named_by_kubelet=named_by_kubelet,
         seen={"sandbox", "main"},
         first_processes={} if first is None else {first.container: first, "sandbox": SANDBOX},
@@ -310,6 +313,13 @@ def test_process_of_a_pod_that_only_the_driver_named_is_no_leftover_however_long
 
 def test_pod_of_a_prepared_claim_is_alive_whatever_is_known_of_it() -> None:
     assert state(released_for=None, absence=LONG_GONE, remaining=RemainingCgroups(False)) is PodState.ALIVE
+    assert state(SANDBOX, released_for=None, listed=True, never_started=True) is PodState.ALIVE
+
+
+def test_pod_of_a_released_claim_that_has_only_a_sandbox_is_over_after_the_grace_period() -> None:
+    assert state(SANDBOX, released_for=GRACE - 1.0, listed=True, never_started=True) is PodState.ALIVE
+    assert state(SANDBOX, released_for=GRACE, listed=True, never_started=True) is PodState.OVER
+    assert state(SANDBOX, released_for=GRACE, listed=True) is PodState.ALIVE
 
 
 @pytest.mark.parametrize(
@@ -469,6 +479,17 @@ def test_claim_is_replaced_by_one_of_the_same_name_that_was_prepared_later() -> 
     assert replaced_claims(records, LISTS_CLAIM) == {CLAIM.uid}
     alone = [in_use(CLAIM), in_use(CLAIM, device="GPU-2"), in_use(RIVAL, device="GPU-3")]
     assert replaced_claims(alone, NOTHING_LISTED) == frozenset()
+
+
+def test_claim_that_the_kubelet_lists_is_unprepared_unless_it_is_prepared_or_has_admin_access() -> None:
+    name = (CLAIM.driver, CLAIM.namespace, CLAIM.name)
+    released = in_use(replace(CLAIM, released_at=NOW))
+    assert unprepared_claims([], LISTS_CLAIM) == {name}
+    assert unprepared_claims([released], LISTS_CLAIM) == {name}
+    assert unprepared_claims([released, in_use(CLAIM, device="GPU-2")], LISTS_CLAIM) == frozenset()
+    assert unprepared_claims([DeviceRecord("GPU-1", admin_claims=(CLAIM,))], LISTS_CLAIM) == frozenset()
+    assert unprepared_claims([in_use(CLAIM)], NOTHING_LISTED) == frozenset()
+    assert unprepared_claims([in_use(replace(CLAIM, driver="other.example.com"))], LISTS_CLAIM) == {name}
 
 
 def test_claim_that_the_kubelet_lists_for_a_pod_of_it_is_not_replaced_whatever_the_clock_was() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -984,6 +985,27 @@ async def test_operator_scrub_releases_a_claim_that_is_never_unprepared_once_its
 
 
 @in_virtual_time
+async def test_operator_scrub_releases_a_claim_that_is_never_unprepared_although_its_pod_left_a_process() -> None:
+    async with simulated_cluster() as cluster:
+        tenant = await running(cluster, allocated(cluster))
+        await cluster.until(lambda: cluster.record().prepared_claims[0].listed_pods == (tenant.pod,))
+        cluster.claims.never_release()
+        assert cluster.service is not None
+        assert tenant.first is not None
+        child = cluster.process_table.fork(tenant.first)
+        cluster.kubelet.force_delete(tenant, 0.5)
+        await cluster.run(5.0)
+        with pytest.raises(DeviceBusy):
+            await cluster.service.scrub(cluster.gpu().id)
+        await cluster.run(DEFAULT.limits.leftover_grace_period)
+        assert child.alive
+        with suppress(ScrubberError):  # the leftover is ended meanwhile
+            await cluster.service.scrub(cluster.gpu().id)
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.CLEAN)
+        assert not child.alive
+
+
+@in_virtual_time
 async def test_repeated_prepare_is_a_new_hand_over_if_an_operator_releases_the_claim_meanwhile() -> None:
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)
@@ -1142,6 +1164,25 @@ async def test_sandbox_of_an_adopted_pod_does_not_delay_the_prepare_of_its_own_c
         assert cluster.record().open_grants[-1].basis is Basis.ADOPTED
         cluster.unreadable.clear()
         await cluster.until(lambda: tenant.running)
+
+
+@in_virtual_time
+async def test_only_process_of_a_pod_blocks_a_claim_that_is_restored_without_a_call_of_the_kubelet() -> None:
+    """It is a sandbox if the kubelet calls, because it does so before the container; otherwise it may be the tenant."""
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.unreadable.add(tenant.uid)
+        cluster.reboot()
+        await cluster.start_service()
+        assert tenant.worker is not None
+        tenant.worker.cancel()
+        await cluster.until(lambda: any(each.basis is Basis.ADOPTED for each in cluster.record().open_grants))
+        cluster.process_table.start(tenant.uid, "its-only-container", "", mounted=frozenset(claim.devices))
+        cluster.unreadable.clear()
+        wrong = await refusal(cluster, replace(claim.call(wait=20.0), restores=True))
+        assert wrong.code is ErrorCode.EARLIER_POD_RUNNING
+        assert await prepared(cluster, claim.call(wait=20.0))
 
 
 @in_virtual_time

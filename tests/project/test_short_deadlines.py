@@ -93,6 +93,7 @@ MEANT_TO_EXPIRE: tuple[tuple[str, str, str], ...] = (
     ("test_cluster_reporter", r"shutdown=0\.05", "The last update is not accepted."),
     ("test_cluster_reporter", r"heartbeat=0\.01|^restart=0\.01", "A pause before the same is done again."),
     ("test_cluster_client", r'"node-1", deadline=0\.05\)', "The API server never answers."),
+    ("test_cluster_client", r"together\.wait\(0\.05\)", "No other thread may come meanwhile."),
     ("test_kubelet_adapter", r"deadline=0\.2\)", "The kubelet never answers."),
     ("test_doctor", r"seconds=0\.3", "No server accepts the connection."),
     ("test_callers", r"idle_timeout=0\.05\) as front", "The connection never sends anything."),

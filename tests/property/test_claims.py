@@ -38,7 +38,11 @@ ACTS: Mapping[str, tuple[int, Draw]] = {
         3,
         _some(choice=range(6), writes=(True, False), lives_on=(0.0, 4.0, 60.0), again=(True, False)),
     ),
-    "a_pod_shares_a_claim": (3, _some(choice=range(6), name=("share-a", "share-b"))),
+    "a_claim_is_refused_beside_another": (
+        3,
+        _some(namespace=NAMESPACES, name=("both-a", "both-b"), seconds=(4.0, 30.0), fails=(True, False)),
+    ),
+    "a_pod_shares_a_claim": (3, _some(choice=range(6), name=("share-a", "share-b"), late=(0.0, 0.0, 3.0))),
     "the_driver_reports_pods": (2, _some(choice=range(6))),
     "a_pod_is_deleted": (5, ACTS_OF_PODS["a_pod_is_deleted"][1]),
     "the_kubelet_starts_again": (2, _some()),
@@ -88,7 +92,7 @@ def test_service_killed_at_any_write_of_two_claims_violates_no_invariant(writes:
             {"namespace": "acme-space", "name": "claim-a", "device_count": 2, "kind": "plain"},
             3.0,
         ),
-        Step("a_pod_shares_a_claim", {"choice": 0, "name": "share-a"}, 3.0),
+        Step("a_pod_shares_a_claim", {"choice": 0, "name": "share-a", "late": 0.0}, 3.0),
         Step("a_pod_writes_everywhere", {"choice": 0}, 0.0),
         Step("a_pod_is_deleted", {"choice": 1, "lives_on": None, "child": "none"}, 1.1),
         Step(
@@ -116,6 +120,22 @@ def test_service_killed_at_any_write_while_a_prepared_device_fails_before_its_po
         ),
     )
     assert play_plot("default", story) is None
+
+
+@pytest.mark.parametrize("late", [0.0, 3.0])
+def test_pod_that_joins_a_claim_between_two_attempts_to_release_it_starts(late: float) -> None:
+    """The kubelet then drops the former pod without a call. ``late``: its volume delays a pod that is reported before that."""
+    story = [
+        Step(
+            "a_claim_is_allocated",
+            {"namespace": "acme-space", "name": "claim-a", "device_count": 1, "kind": "plain"},
+            9.0,
+        ),
+        Step("a_pod_is_deleted", {"choice": 0, "lives_on": None, "child": "holds"}, 2.2 if late else 0.0),
+    ]
+    story.insert(1 if late else 2, Step("a_pod_shares_a_claim", {"choice": 0, "name": "share-a", "late": late}, 1.1))
+    story.append(Step("the_driver_reports_pods", {"choice": 0}, 3.0))
+    assert play_plot("strict", tuple(story)) is None
 
 
 def test_pod_of_a_forgotten_claim_that_gets_another_device_does_not_keep_the_former_one() -> None:

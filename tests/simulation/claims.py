@@ -119,6 +119,7 @@ class ClaimDriver:
         """The last refusal of a claim's Prepare, by its UID."""
         kubelet.claim_ended = self._ended
         kubelet.claim_name = lambda uid: (DRIVER, self.claim(uid).name)
+        kubelet.can_create_container = self._finds_cdi_file
         kubelet.restarted = self._restart_kubelet
 
     async def use_process(self, devices: Sequence[str]) -> DriverProcess:
@@ -128,7 +129,17 @@ class ClaimDriver:
             claim = next((each for each in self.claims if (each.namespace, each.name) == (namespace, name)), None)
             return None if claim is None else self._object(claim, devices)
 
-        self.process = DriverProcess(DRIVER, devices, service=self._service, refused=self._refused, read=read)
+        def restored(uid: str, answer: tuple[GrantedDevice, ...]) -> None:
+            claim = self.claim(uid)
+            claim.answer, claim.boot = answer, self._boot()
+            claim.releasing = claim.released = False
+            for tenant in claim.tenants:
+                if tenant.listed and tenant.waiting:
+                    self._granted(tenant, answer)
+
+        self.process = DriverProcess(
+            DRIVER, devices, service=self._service, refused=self._refused, read=read, restored=restored
+        )
         await self.process.start()
         return self.process
 
@@ -202,7 +213,7 @@ class ClaimDriver:
         The kubelet does so before a sandbox, and here before every container, which repeats no call that it remembers.
 
         Raises:
-            Gone: also where the runtime does not find the claim's CDI file; the kubelet does not call Prepare for that.
+            Gone: another claim of the pod is refused, or the driver did not answer.
         """
         claim = self.claim_of(tenant)
         self.refusals.pop(claim.uid, None)
@@ -217,8 +228,9 @@ class ClaimDriver:
             if info is not None and not was_prepared:
                 info.prepared = False
             raise Gone
-        if self.process is not None and claim.uid not in self.process.cdi.files:
-            raise Gone
+
+    def _finds_cdi_file(self, tenant: Tenant) -> bool:
+        return tenant.claim is None or self.process is None or tenant.claim in self.process.cdi.files
 
     def _ended(self, tenant: Tenant, ordered: bool) -> Awaitable[None] | None:
         """Return what the kubelet waits for before it removes an ``ordered`` pod; orphans are left to their loop."""

@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 from plugin.cluster.errors import ApiNotFound
 from plugin.cluster.port import EventContent
 from plugin.dra.claim_driver import ClaimAnswer, ClaimDriver, ClaimDriverTimes, InjectedDevice
+from plugin.dra.claim_restorer import ClaimRestorer, RestorerTimes
 from plugin.dra.claim_service import (
     ClaimDeviceRequest,
     ClaimGrant,
+    ClaimToRestore,
     DeviceOutOfService,
     RecordedClaim,
     ReleaseProgress,
@@ -105,9 +107,15 @@ class _Service:
         granted, released: the service's last answers by the claim's UID.
     """
 
-    def __init__(self, service: Callable[[], Service], refused: Callable[[ScrubberError], None]) -> None:
+    def __init__(
+        self,
+        service: Callable[[], Service],
+        refused: Callable[[ScrubberError], None],
+        restored: Callable[[str, tuple[GrantedDevice, ...]], None],
+    ) -> None:
         self._service = service
         self._refused = refused
+        self._restored = restored
         self.granted: dict[str, tuple[GrantedDevice, ...]] = {}
         self.released: dict[str, ReleaseProgress] = {}
 
@@ -120,6 +128,7 @@ class _Service:
         driver: str,
         wait_seconds: float,
         extended_resources: Sequence[str] = (),
+        restores: bool = False,
     ) -> Sequence[ClaimGrant]:
         named = Claim(claim.uid, claim.namespace, claim.name, driver, tuple(_pod(each) for each in pods))
         call = PrepareClaimCall(
@@ -128,9 +137,12 @@ class _Service:
             tuple(each.device_id for each in devices if each.admin_access),
             wait_seconds,
             frozenset(extended_resources),
+            restores=restores,
         )
         answer = await self._ask(lambda: self._service().prepare_claim(call))
         self.granted[claim.uid] = answer
+        if restores:
+            self._restored(claim.uid, answer)
         return [ClaimGrant(each.device) for each in answer]
 
     async def unprepare_claim(self, claim_uid: str, *, wait_seconds: float) -> ReleaseProgress:
@@ -155,6 +167,14 @@ class _Service:
                 )
                 for each in node.claims.current()
             ]
+
+        return await self._ask(listed)
+
+    async def list_unprepared_claims(self) -> Sequence[ClaimToRestore]:
+        async def listed() -> Sequence[ClaimToRestore]:
+            node = self._service().node
+            node.view().require_ready()
+            return [ClaimToRestore(each.driver, each.namespace, each.name) for each in node.claims.unprepared()]
 
         return await self._ask(listed)
 
@@ -205,6 +225,7 @@ class DriverProcess:
         service: returns the running service; raises :class:`Gone` without one.
         refused: called with every refusal of the service.
         read: returns a claim at the API server, as JSON.
+        restored: called with the UID of a claim that is handed over again without a call of the kubelet.
 
     Attributes:
         killed: set while it is not running after a kill.
@@ -218,10 +239,11 @@ class DriverProcess:
         service: Callable[[], Service],
         refused: Callable[[ScrubberError], None],
         read: Callable[[str, str], dict[str, Any] | None],
+        restored: Callable[[str, tuple[GrantedDevice, ...]], None],
     ) -> None:
         self._driver = driver
         self._ids = tuple(devices)
-        self._service = _Service(service, refused)
+        self._service = _Service(service, refused, restored)
         self._api = _Claims(read)
         self._running: ClaimDriver | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -253,7 +275,18 @@ class DriverProcess:
             log=create_logger("json", "error", io.StringIO()),
             clock=loop.time,
         )
-        self._run(self._running.reconcile_specs(), "specifications")
+        running = self._running
+        self._run(running.reconcile_specs(), "specifications")
+        restorer = ClaimRestorer(
+            self._driver,
+            self._service,
+            running,
+            is_registered=lambda: self._running is running,
+            times=RestorerTimes(),
+            log=create_logger("json", "error", io.StringIO()),
+            clock=loop.time,
+        )
+        self._run(restorer.run(), "restorer")
 
     def kill(self) -> None:
         """Simulate kill -9 of every instance: no call is answered."""
@@ -264,7 +297,7 @@ class DriverProcess:
     def drop_calls(self) -> None:
         """End every call, as when the kubelet is killed; the driver's own work ends only with the driver."""
         for task in list(self._tasks):
-            if self._running is None or task.get_name() != "specifications":
+            if self._running is None or task.get_name() not in ("specifications", "restorer"):
                 task.cancel()
 
     async def prepare(self, claim: ClaimIdentity) -> tuple[tuple[InjectedDevice, ...], tuple[GrantedDevice, ...]]:

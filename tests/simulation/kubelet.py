@@ -103,6 +103,7 @@ class Kubelet:
         claim_ended: called when a pod with a claim ends, and whether its containers have ended; returns what to wait for
             before the pod is removed.
         claim_name: returns the driver and the name of a claim.
+        can_create_container: returns whether the runtime finds the CDI files of a container, right before it starts.
         restarted: called when its memory is lost, and its checkpoint is not.
     """
 
@@ -128,6 +129,7 @@ class Kubelet:
         self.listed_claims: set[str] = set()
         self.claim_ended: Callable[[Tenant, bool], Awaitable[None] | None] = lambda tenant, ordered: None
         self.claim_name: Callable[[str], tuple[str, str]] = lambda uid: ("", uid)
+        self.can_create_container: Callable[[Tenant], bool] = lambda tenant: True
         self.restarted: Callable[[], None] = lambda: None
         self.tenants: list[Tenant] = []
         self._uids = 0
@@ -203,6 +205,9 @@ class Kubelet:
             tenant.starting = False
             if not sandbox.alive:
                 return
+            if not self.can_create_container(tenant):
+                await asyncio.sleep(RETRY_AFTER)
+                continue
             self._start(tenant)
             await asyncio.sleep(tenant.opens_after)
             if tenant.first is not None and tenant.first.alive:

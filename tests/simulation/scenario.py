@@ -267,14 +267,25 @@ class Scenario:
         if fails:
             start_outside_service(fail(), f"error {gpu.id}")
 
-    def a_pod_shares_a_claim(self, choice: int, name: str) -> None:
-        """Admit one more pod with a claim that is in use; the kubelet does not call Prepare for it."""
-        living = self.cluster.claims.living()
-        names = {(each.pod.namespace, each.pod.name) for each in self.cluster.kubelet.tenants if each.listed}
-        if living:
-            claim = living[choice % len(living)]
-            if (claim.namespace, name) not in names:
-                self.cluster.claims.admit(claim, name)
+    def a_pod_shares_a_claim(self, choice: int, name: str, late: float) -> None:
+        """Admit one more pod with a claim that is in use; the kubelet does not call Prepare for it.
+
+        Args:
+            late: seconds for which it waits for something else, such as a volume, before its claims.
+        """
+        kubelet, living = self.cluster.kubelet, self.cluster.claims.living()
+        names = {(each.pod.namespace, each.pod.name) for each in kubelet.tenants if each.listed}
+        if not living or (living[choice % len(living)].namespace, name) in names:
+            return
+        tenant = self.cluster.claims.admit(living[choice % len(living)], name, starts=not late)
+
+        async def start() -> None:
+            await asyncio.sleep(late)
+            if tenant.listed and not tenant.complete and tenant.worker is None:
+                kubelet.start_worker(tenant)
+
+        if late:
+            start_outside_service(start(), f"volume {tenant.uid}")
 
     async def the_driver_reports_pods(self, choice: int) -> None:
         """Let the driver report the pods for which a claim is reserved."""

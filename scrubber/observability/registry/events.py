@@ -1147,6 +1147,13 @@ _DRA: Final = (
         "claim.released", INFO, (*_OF_A_CLAIM, "duration_seconds"), "The claim was released: its devices are clean."
     ),
     _plugin(
+        "claim.restored",
+        WARNING,
+        _OF_A_CLAIM,
+        "The claim was handed over again without a call of the kubelet, which had dropped its release because another pod joined "
+        "it. That pod can start now.",
+    ),
+    _plugin(
         "claim.release-pending",
         INFO,
         (*_OF_A_CLAIM, "code", "message"),

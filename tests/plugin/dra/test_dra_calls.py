@@ -123,6 +123,7 @@ async def node(
     times: ClaimDriverTimes = QUICK,
     interval: float = DEADLINE,
     tracer: Tracer = NOOP_TRACER,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Node]:
     log = io.StringIO()
     logger = create_logger("json", "info", log)
@@ -143,7 +144,7 @@ async def node(
         was_ready=lambda: here.was_ready,
         times=times,
         log=logger,
-        clock=time.monotonic,
+        clock=clock,
         tracer=tracer,
     )
     here.driver = calls
@@ -482,6 +483,25 @@ async def test_no_container_of_a_claim_can_start_while_its_release_lasts(short_t
         answers = await here.unprepare(ONE, TWO)
         assert answers[ONE.uid].error == "Device SIM-0 is being scrubbed. The kubelet tries again."
         assert answers[TWO.uid].error == ""
+        assert here.specs() == {}
+
+
+async def test_specification_is_removed_although_the_kubelet_ends_while_the_release_is_recorded(
+    short_tmp: Path,
+) -> None:
+    async def end_kubelet(uid: str) -> None:
+        here.service.releasing.add(uid)
+        call.cancel()
+        await asyncio.sleep(0)
+
+    async with node(short_tmp, device(0)) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0"))
+        await here.prepare(ONE)
+        here.service.progress = {ONE.uid: ReleaseProgress(done=False, waits_for="Device SIM-0 is being scrubbed.")}
+        here.service.on_release = end_kubelet
+        call = asyncio.create_task(here.driver.unprepare([ONE], None))
+        await asyncio.wait({call})
+        assert call.cancelled()
         assert here.specs() == {}
 
 

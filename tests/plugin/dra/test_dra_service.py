@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from plugin.dra.claim_service import ClaimDeviceRequest, DeviceOutOfService, RecordedClaim, ReleaseProgress
+from plugin.dra.claim_service import (
+    ClaimDeviceRequest,
+    ClaimToRestore,
+    DeviceOutOfService,
+    RecordedClaim,
+    ReleaseProgress,
+)
 from plugin.dra.claims import ClaimIdentity, ClaimPod
 from plugin.dra.service import ScrubServiceClaims
 from scrubber.api.client import PluginClient
@@ -18,6 +24,7 @@ from scrubber.api.sockets import Sockets
 from scrubber.domain.assignment import Claim, Pod
 from scrubber.domain.errors import InvalidRequest, Unavailable
 from scrubber.domain.statement import statement
+from scrubber.engine import views
 from scrubber.engine.views import ClaimRelease, PrepareClaimCall, PreparedClaim, WithheldDevice
 from tests.api.service import CERTIFICATE, FakeNode
 
@@ -93,6 +100,18 @@ async def test_recorded_claims_are_listed_with_their_driver(node: FakeNode, serv
     assert await service.list_claims() == [RecordedClaim(REF, "gpu.scrubber.dev", ("GPU-a0", "GPU-a1"))]
     node.claims.prepared = (PreparedClaim(replace(CLAIM, released_at=1.0), ("GPU-a0",)),)
     assert [each.releasing for each in await service.list_claims()] == [True]
+
+
+async def test_claims_that_only_the_kubelet_takes_for_prepared_are_listed_and_restored(
+    node: FakeNode, service: ScrubServiceClaims
+) -> None:
+    node.claims.only_listed = (views.UnpreparedClaim(CLAIM.driver, "team-a", "gpus"),)
+    assert await service.list_unprepared_claims() == [ClaimToRestore(CLAIM.driver, "team-a", "gpus")]
+    device = ClaimDeviceRequest("GPU-a0")
+    await service.prepare_claim(REF, [device], [POD], driver=CLAIM.driver, wait_seconds=5.0, restores=True)
+    call = node.requests[0]
+    assert isinstance(call, views.PrepareClaimCall)
+    assert call.restores
 
 
 async def test_service_that_is_away_is_unavailable(short_tmp: Path) -> None:
