@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["list_devices"]
 
 
-def list_devices(socket: Path, names: Sequence[str], output: OutputFormat, *, no_headers: bool) -> None:
+def list_devices(socket: Path, device: Sequence[str], output: OutputFormat, *, no_headers: bool) -> None:
     """Print the devices with these names, all if there are none."""
 
     async def fetch() -> tuple[Sequence[pb.Device], pb.ServiceInfo | None]:
@@ -29,4 +29,4 @@ def list_devices(socket: Path, names: Sequence[str], output: OutputFormat, *, no
     found, info = run(fetch())
     from scrubber.cli.render.device_list import device_list_result, select_devices
 
-    print_result(device_list_result(select_devices(found, names), info), output, no_headers=no_headers)
+    print_result(device_list_result(select_devices(found, device), info), output, no_headers=no_headers)

@@ -64,17 +64,17 @@ def _run_any(words: Sequence[str]) -> None:
     typer.main.get_command(app)(args=words, prog_name="scrubber")
 
 
-def _run_plain(command: Callable[[], None]) -> NoReturn:
+def _run_plain(command: Callable[[], ExitCode | None]) -> NoReturn:
     """Run a command and exit as Typer does."""
     try:
-        command()
+        code = command()
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except OSError as error:
         if error.errno == errno.EPIPE:  # the reader has closed the pipe
             sys.exit(ExitCode.FAILED)
         raise
-    sys.exit(ExitCode.OK)
+    sys.exit(ExitCode.OK if code is None else code)
 
 
 def _leaves(group: ExceptionGroup[ScrubberError]) -> Iterator[ScrubberError]:

@@ -107,7 +107,7 @@ def test_root_directory_is_compared_with_that_of_pid_1_unless_the_user_named_it(
         checked.append(node)
         return ()
 
-    monkeypatch.setattr("scrubber.cli.commands.doctor.check_node", check)
+    monkeypatch.setattr("scrubber.cli.diagnosis.check_node", check)
     with pytest.raises(typer.Exit):
         doctor(socket=tmp_path / "nothing", node_root=Path(root))
     assert [each.root_of_init for each in checked] == [of_init]

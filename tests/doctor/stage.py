@@ -369,7 +369,7 @@ async def run(*words: str | Path, program: Sequence[str] = ("-m", "scrubber.cli.
 
 _UNPRIVILEGED = """
 import os, sys
-import scrubber.cli.commands.doctor, scrubber.api.client, scrubber.adapters.kubelet, scrubber.adapters.cgroups
+import scrubber.cli.diagnosis, scrubber.api.client, scrubber.adapters.kubelet, scrubber.adapters.cgroups
 import scrubber.adapters.clock, scrubber.adapters.ledger.state_directory, scrubber.config.policy_file
 from scrubber.cli.main import main
 from importlib import metadata

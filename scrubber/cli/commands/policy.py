@@ -13,14 +13,12 @@ import typer
 from scrubber.adapters.nvidia.conditions import NVIDIA_SIGNALS
 from scrubber.cli.app import App
 from scrubber.cli.completers import complete_policy
-from scrubber.cli.exit_codes import ExitCode
 from scrubber.cli.options import NoHeadersOption, OutputOption
-from scrubber.cli.render.output import CommandResult, OutputFormat, print_error, print_note, print_result
+from scrubber.cli.render.output import CommandResult, OutputFormat, print_note, print_result
 from scrubber.config.units import format_seconds
 from scrubber.domain import evidence
 from scrubber.domain.assignment import Assignment, Pod
 from scrubber.domain.device import NodeIdentity
-from scrubber.domain.errors import InvalidConfiguration
 from scrubber.domain.handover import FastPathChecks, HandoverDecision, HandoverFacts, HandoverVerdict, decide
 from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.health.signal_table import ERROR_CLASSES, ErrorClass
@@ -63,23 +61,9 @@ def check(
 
     Exits with 2 if one is invalid, after a message with file, line and hint for each error.
     """
-    from scrubber.config.policy_file import load_policy
+    from scrubber.cli.policy_check import check_policies
 
-    good: list[tuple[str, Policy]] = []
-    invalid = False
-    for written in policies:
-        try:
-            good.append((written, load_policy(written)))
-        except InvalidConfiguration as error:
-            print_error(str(error))
-            invalid = True
-    data = [{"file": written, "name": policy.name, "digest": policy.digest} for written, policy in good]
-    rows = [(written, policy.name, policy.digest[:16]) for written, policy in good]
-    if good:
-        names = [policy.name for _, policy in good]
-        result = CommandResult(data, names, ("POLICY", "NAME", "DIGEST"), rows, kind="PolicyCheck")
-        print_result(result, output, no_headers=no_headers)
-    raise typer.Exit(ExitCode.USAGE if invalid else ExitCode.OK)
+    raise typer.Exit(check_policies(policies, output, no_headers=no_headers))
 
 
 @app.command()
