@@ -22,7 +22,7 @@ from scrubber.adapters.command.executable import ownership_problem
 from scrubber.adapters.command.runner import CommandRun
 from scrubber.adapters.ledger.state_directory import StateDirectory
 from scrubber.domain.device import AccessKind, Device, find_device
-from scrubber.domain.errors import BrokenCommand, DeviceBusy, DeviceFault, DriverTimeout, ScrubberError
+from scrubber.domain.errors import BrokenCommand, DeviceBusy, DeviceFault, DriverTimeout, InvalidRequest, ScrubberError
 from scrubber.domain.telemetry import Snapshot
 from scrubber.ports import contract
 from scrubber.ports.contract import ContractViolation
@@ -102,7 +102,7 @@ async def check_program(
 
     Raises:
         AlreadyRunning: a service that may use the device runs.
-        InvalidRequest: ``erase`` names no device.
+        InvalidRequest: ``erase`` names no device, or there is no state directory.
     """
     owner = os.geteuid() if owner is None else owner
     problem = ownership_problem(source.current().program, owner)
@@ -111,7 +111,12 @@ async def check_program(
     async with AsyncExitStack() as stack:
         own_locks = Path(stack.enter_context(TemporaryDirectory(prefix="scrubber-backend-check-")))
         locks = own_locks
-        if erase is not None and state_dir.is_dir():
+        if erase is not None:
+            if not state_dir.is_dir():
+                raise InvalidRequest(
+                    f"The state directory {state_dir} does not exist, so nothing shows whether a service uses the device. Name "
+                    "the service's with --state-dir; where no service was ever started, any empty directory."
+                )
             stack.callback(os.close, StateDirectory(state_dir).lock())
             locks = state_dir / "locks"
         runs: list[CommandRun] = []

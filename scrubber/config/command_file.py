@@ -27,6 +27,7 @@ __all__ = ["CommandFile", "CommandFileSource", "command_file_schema", "parse_com
 
 _DEFAULT_DEADLINE = 5.0
 _SHORTEST = 0.1
+_LONGEST_POLL = 600.0
 _VERBS = ("capabilities", "inventory", "holders", "telemetry", "settings", "settings-apply", "reset-plan")
 """The verbs with a deadline of their own; those of ``erase``, ``reset`` and ``diagnose`` are in the policy."""
 
@@ -69,7 +70,12 @@ _FILE = SectionFormat(
             "Environment variables of the program, besides PATH, LANG and HOME. It inherits none.",
             {},
         ),
-        KeyFormat("pollInterval", Duration(_SHORTEST), "Interval between two checks for new errors of a device.", 5.0),
+        KeyFormat(
+            "pollInterval",
+            Duration(_SHORTEST, maximum=_LONGEST_POLL),
+            "Interval between two checks for new errors of a device.",
+            5.0,
+        ),
     ),
 )
 

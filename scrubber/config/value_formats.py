@@ -242,6 +242,7 @@ class Duration(ValueFormat):
 
     minimum: float
     or_never: bool = False
+    maximum: float | None = None
 
     def read(self, raw: Any, where: Location) -> float | None:
         if self.or_never and raw == "never":
@@ -254,6 +255,8 @@ class Duration(ValueFormat):
         if seconds < self.minimum:
             least = f"{self.minimum * 1000:g}ms"
             refuse(where, f"a time of {seconds:g} s is too short here; write at least {least}{never}")
+        if self.maximum is not None and seconds > self.maximum:
+            refuse(where, f"a time of {seconds:g} s is too long here; write at most {self.maximum:g}s{never}")
         return seconds
 
     def write(self, value: Any) -> Any:
@@ -262,7 +265,10 @@ class Duration(ValueFormat):
     def schema(self, definitions: _Schema) -> _Schema:
         written = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)$"}
         words = [{"const": "never"}] if self.or_never else []
-        return {"anyOf": [{"type": "number", "minimum": self.minimum}, written, *words]}
+        number = {"type": "number", "minimum": self.minimum}
+        if self.maximum is not None:
+            number["maximum"] = self.maximum
+        return {"anyOf": [number, written, *words]}
 
     def schema_default(self, value: Any) -> Any:
         return "never" if value is None else value

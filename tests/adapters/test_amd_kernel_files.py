@@ -12,6 +12,7 @@ from scrubber.adapters.amd.kernel_files import (
     error_counts,
     fdinfo_memory,
     kfd_processes,
+    optional_number,
     retired_pages,
     topology_nodes,
 )
@@ -49,6 +50,18 @@ def test_process_with_no_memory_and_no_queue_on_the_gpu_does_not_use_it(tmp_path
     write(tmp_path / "proc/812" / f"vram_{GPU}", "0")
     write(tmp_path / "proc/812/vram_1", "4096")
     assert kfd_processes(tmp_path, GPU) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("7\n", 7), ("0x1002\n", 0x1002), ("010\n", 10)]
+    + [(text, None) for text in ("", "0o17", "1_0", "-1", "+1", "0x", "0x1_0", "٣", "seven")],
+)
+def test_number_in_a_file_is_decimal_or_hexadecimal_and_nothing_else(
+    tmp_path: Path, text: str, number: int | None
+) -> None:
+    write(tmp_path / "value", text)
+    assert optional_number(tmp_path / "value") == number
 
 
 @pytest.mark.parametrize(

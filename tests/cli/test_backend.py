@@ -44,6 +44,8 @@ class Administrator:
     def __init__(self, directory: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.directory = directory
         self.node = directory / "node"
+        self.state_dir = directory / "state"
+        self.state_dir.mkdir(mode=0o700)
         self._capture = capture
         shape.create(self.node, devices=2, memory=shape.MIB, node_name="node-1")
         self.devices = [
@@ -59,7 +61,7 @@ class Administrator:
             f"{{inventory: 30s, capabilities: 30s, holders: 30s, telemetry: {telemetry}, reset-plan: {telemetry}}}"
         )
         config.write_text(f"program: {program}\nenvironment: {{SIMULATED_NODE: {self.node}}}\ndeadlines: {deadlines}\n")
-        words = ("--config", str(config), "--state-dir", str(self.directory / "state"), "-o", "json", *words)
+        words = ("--config", str(config), "--state-dir", str(self.state_dir), "-o", "json", *words)
         with pytest.raises(SystemExit) as ended:
             main(["backend", "check", *words])
         out, err = self._capture.readouterr()
@@ -115,8 +117,7 @@ def test_device_is_not_erased_without_confirmation(administrator: Administrator)
 
 
 def test_device_is_not_erased_while_a_service_has_the_state_directory(administrator: Administrator) -> None:
-    (administrator.directory / "state").mkdir(mode=0o700)
-    lock = StateDirectory(administrator.directory / "state").lock()
+    lock = StateDirectory(administrator.state_dir).lock()
     administrator.memory("0").write_bytes(SECRET)
     try:
         found = administrator.check("--erase", "0", "--yes")
@@ -140,6 +141,18 @@ def test_nothing_is_done_to_a_device_that_a_process_holds(administrator: Adminis
     assert (found.status, results["erase"]) == (1, "held")
     assert not {"reset", "diagnose", "erase-again", "settings-apply"} & results.keys()
     assert administrator.memory("0").read_bytes() == SECRET
+
+
+def test_device_is_not_erased_without_a_state_directory_that_shows_whether_a_service_runs(
+    administrator: Administrator,
+) -> None:
+    administrator.memory("0").write_bytes(SECRET)
+    administrator.state_dir.rmdir()
+    found = administrator.check("--erase", "0", "--yes")
+    assert found.status == 2
+    assert "nothing shows whether a service uses the device" in str(found.document["error"])
+    assert administrator.memory("0").read_bytes() == SECRET
+    assert administrator.check().status == 5
 
 
 def test_unknown_device_to_erase_is_a_usage_error(administrator: Administrator) -> None:

@@ -26,6 +26,10 @@ def test_verbs_that_a_file_does_not_list_have_five_seconds() -> None:
         (b"program: tool\n", 'command.yaml:1: program: "tool" is not an absolute path'),
         (b"program: /opt/tool\ndeadlines: {erase: 5s}\n", "command.yaml:2: "),
         (b"program: /opt/tool\npollInterval: 1ms\n", "command.yaml:2: pollInterval: a time of 0.001 s is too short"),
+        (
+            b"program: /opt/tool\npollInterval: 1h\n",
+            "command.yaml:2: pollInterval: a time of 3600 s is too long here; write at most 600s",
+        ),
     ],
 )
 def test_invalid_file_is_refused_with_its_line(content: bytes, message: str) -> None:

@@ -31,6 +31,7 @@ __all__ = [
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _KFD_ENTRY = re.compile(r"(?:pid:)?([0-9]+)(?:-id:[0-9]+)?")
 """``PID``, or ``pid:PID-id:N``: newer drivers have an entry for each context of a process."""
+_NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20}")
 _VENDOR, _DISPLAY, _ACCELERATOR = 0x1002, 0x03, 0x12
 _KIB = 1024
 
@@ -111,10 +112,9 @@ def optional_text(path: Path) -> str | None:
 def optional_number(path: Path) -> int | None:
     """Return the number in a file, decimal or with ``0x``; None if it does not exist or is no number."""
     text = optional_text(path)
-    try:
-        return None if text is None else int(text, 0)
-    except ValueError:
+    if text is None or not _NUMBER.fullmatch(text):
         return None
+    return int(text, 16 if text[1:2] in "xX" else 10)
 
 
 def properties_in(data: bytes) -> dict[str, int]:
