@@ -5,6 +5,8 @@
 # Each part has a separate PID namespace where the kernel and the user's permissions allow it: a scan of /proc then finds
 # no process of another part. PID 1 is a shell, which reaps orphans.
 #
+# The end of the output has the time of each part, in seconds: elapsed, of the processor in user mode, and in the kernel.
+#
 #   scripts/test.sh PYTHON [fast | property]
 set -uo pipefail
 unset PYTHONDONTWRITEBYTECODE  # otherwise each part compiles the plugins of pytest anew
@@ -52,17 +54,26 @@ isolated true 2>/dev/null || isolated() { "$@"; }
 export -f isolated
 
 part() {
-  local status=0
+  local status=0 TIMEFORMAT='%0R %0U %0S'
   log=$(mktemp)
-  trap 'rm -f "$log"' EXIT
+  trap 'rm -f "$log" "$log.time"' EXIT
   # shellcheck disable=SC2086 - patterns and options must be split
   case $1 in
     *--ignore-glob=*) set -f ;;  # those patterns are pytest's
   esac
-  isolated "$python" -m pytest -p no:cacheprovider $options $1 >"$log" 2>&1 || status=1
+  { time isolated "$python" -m pytest -p no:cacheprovider $options $1 >"$log" 2>&1 || status=1; } 2>"$log.time"
+  # shellcheck disable=SC2046 - three numbers
+  printf '%7d %6d %6d  %.70s\n' $(<"$log.time") "$1" >>"$times"
   flock "$lock" cat "$log"
   return "$status"
 }
 export -f part
 
-printf '%s\0' "${parts[@]}" | xargs --null --max-procs=5 --replace bash -c 'part "$1"' part {}
+times=$(mktemp)
+export times
+trap 'rm -f "$times"' EXIT
+status=0
+printf '%s\0' "${parts[@]}" | xargs --null --max-procs=5 --replace bash -c 'part "$1"' part {} || status=$?
+echo 'elapsed   user kernel  part'
+sort -rn "$times"
+exit "$status"
