@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ __all__ = ["PciGpu", "fingerprint", "list_gpus", "mig_minors", "numa_node"]
 _VENDOR = 0x10DE
 _DISPLAY = 0x03
 _DRIVER = "nvidia"
+_MINOR = re.compile(rb"[0-9]{1,7}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def mig_minors(paths: DriverPaths) -> Mapping[str, int]:
     except OSError:
         return {}
     rows = (fields_in(line) for line in lines)
-    return {os.fsdecode(row[0]): number_in(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+    return {os.fsdecode(row[0]): number_in(row[1]) for row in rows if len(row) == 2 and _MINOR.fullmatch(row[1])}
 
 
 def fingerprint(paths: DriverPaths) -> str:

@@ -63,6 +63,7 @@ _POLL, _RESCAN_INTERVAL = 0.02, 0.2
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
 _SLICES = re.compile(r"\b([1-9])g\.")
 _CAPABILITIES = b"nvidia-caps"
+_MAJOR = re.compile(rb"[0-9]{1,3}")
 _CAPABILITY_NODE = re.compile(r"/dev/nvidia-caps/nvidia-cap([0-9]+)")
 
 
@@ -331,12 +332,14 @@ def _parse_usage(answer: Message, ours: frozenset[int]) -> _Usage:
         raise Unreadable("The driver's response is invalid: it has no list of processes.")
     processes: dict[int, int] = {}
     for row in rows:
-        if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], int):
+        if not isinstance(row, list) or len(row) != 3 or type(row[0]) is not int or row[0] < 0:
             raise Unreadable("The driver's response is invalid: a process needs a PID, bytes and a list.")
-        pid, used = row[0], row[1] if isinstance(row[1], int) else 0
+        pid, used = row[0], max(0, row[1]) if type(row[1]) is int else 0
         if pid not in ours:
             processes[pid] = max(used, processes.get(pid, 0))
-    return _Usage(count(answer, "used"), processes)
+    if (total := count(answer, "used")) < 0:
+        raise Unreadable("The driver's response is invalid: the memory in use is negative.")
+    return _Usage(total, processes)
 
 
 def _slices(device: Device) -> int:
@@ -381,8 +384,9 @@ def _capability(node: Access, kernel_s_devices: Path) -> int | None:
         rows = [fields_in(line) for line in lines_in(kernel_s_devices.read_bytes())]
     except OSError:
         return None
-    major = next((row[0] for row in rows if row[1:] == [_CAPABILITIES] and row[0].isdigit()), None)
-    return None if major is None else os.makedev(number_in(major), int(matched[1]))
+    majors = (number_in(row[0]) for row in rows if row[1:] == [_CAPABILITIES] and _MAJOR.fullmatch(row[0]))
+    major = next(majors, None)
+    return None if major is None else os.makedev(major, int(matched[1]))
 
 
 def _number_of(node: Access) -> int:

@@ -1,0 +1,142 @@
+"""What NVIDIA's driver and the kernel write about GPUs, and the driver's own answer about their users."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from scrubber.adapters.nvidia.bus import fingerprint, list_gpus, mig_minors, numa_node
+from scrubber.adapters.nvidia.driver_paths import DriverPaths
+from scrubber.adapters.nvidia.holders import _capability, _parse_usage
+from scrubber.domain.device import Access, AccessKind
+from scrubber.domain.errors import DeviceFault, Unreadable
+from tests.fuzz.loop import directory, on_close
+from tests.fuzz.structure import EDIT_SEEDS, EDITS, json_input, text_input
+from tests.fuzz.target import SLOW_GOAL, target
+
+_ADDRESS = "0000:3b:00.0"
+_TEXTS = (
+    b"gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\nconfig 1\nmonitor 2\n",
+    b"Model: \t\t NVIDIA H100\nIRQ:   \t\t 99\nGPU UUID: \t GPU-1\nGPU Excluded:\t Yes\n",
+    b"0x10de\n",
+    b"0x030200\n",
+    b"-1\n",
+    b"NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06\n",
+)
+_FILES = (
+    "proc/driver/nvidia-caps/mig-minors",
+    f"proc/driver/nvidia/gpus/{_ADDRESS}/information",
+    f"sys/bus/pci/devices/{_ADDRESS}/vendor",
+    f"sys/bus/pci/devices/{_ADDRESS}/class",
+    f"sys/bus/pci/devices/{_ADDRESS}/numa_node",
+    "proc/driver/nvidia/version",
+)
+
+
+@cache
+def _machine() -> Path:
+    top = directory()
+    on_close(_machine.cache_clear)
+    for name in _FILES:
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+    return top
+
+
+def _lines(text: bytes) -> list[bytes]:
+    return text.removesuffix(b"\n").split(b"\n")
+
+
+def _minors(text: bytes) -> Mapping[str, int]:
+    rows = (re.fullmatch(rb"[ \t]*([^ \t]+)[ \t]+([0-9]{1,7})[ \t]*", line) for line in _lines(text))
+    return {os.fsdecode(row[1]): int(row[2]) for row in rows if row}
+
+
+@target(
+    "nvidia-kernel-files",
+    parser="the text of NVIDIA's files in `/proc`, and of a GPU's in sysfs",
+    covers=("scrubber.adapters.nvidia.bus",),
+    oracle="the GPU is found, excluded or not, with the minors and the NUMA node that regular expressions find in the files",
+    seeds=(*EDIT_SEEDS, *_TEXTS, *(EDITS + bytes((number,)) for number in range(len(_TEXTS))), b""),
+    words=(b"GPU Excluded", b": ", b" Yes\n", b"/access ", b"0x", b"\n"),
+    longest=1024,
+    goal=SLOW_GOAL,
+)
+def nvidia_kernel_files(data: bytes) -> bool:
+    text, top = text_input(data, *_TEXTS), _machine()
+    for name in _FILES:
+        (top / name).write_bytes(text)
+    paths = DriverPaths(proc_driver=top / "proc/driver/nvidia", sys=top / "sys")
+    minors, (gpu,), node = mig_minors(paths), list_gpus(paths), numa_node(paths, _ADDRESS)
+    assert minors == _minors(text)
+    excluded = any(
+        re.fullmatch(rb"[ \t]*GPU[ \t]+Excluded[ \t]*:[ \t]*yes[ \t]*", line, re.IGNORECASE) for line in _lines(text)
+    )
+    named = any(re.match(rb"[ \t]*GPU[ \t]+Excluded[ \t]*:", line) for line in _lines(text))
+    assert (gpu.unusable_reason is not None) == (excluded and named)
+    written = re.fullmatch(rb"[ \t]*([0-9]{1,9})[ \t]*\n?", text)
+    assert node is None or node >= 0
+    assert written is None or node == int(written[1])
+    assert fingerprint(paths) == fingerprint(paths)
+    return bool(minors or excluded or node is not None)
+
+
+_DEVICES = b"Character devices:\n  1 mem\n195 nvidia-frontend\n511 nvidia-caps\n510 nvidia-caps-imex-channels\n\nBlock devices:\n"
+_NODE = Access(AccessKind.DEVICE_NODE, "/nowhere/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap12")
+
+
+@target(
+    "nvidia-capability-number",
+    parser="`/proc/devices`, for the number of an instance's capability node",
+    covers=("scrubber.adapters.nvidia.holders",),
+    oracle="the number is composed of the first major number that a regular expression finds for the driver's name, or unknown",
+    seeds=(*EDIT_SEEDS, _DEVICES, b"511 nvidia-caps\n", b"x nvidia-caps\n511 nvidia-caps\n", b""),
+    words=(b" nvidia-caps\n", b"511 ", b"nvidia-caps ", b"\n"),
+    goal=SLOW_GOAL,
+)
+def nvidia_capability_number(data: bytes) -> bool:
+    text = text_input(data, _DEVICES)
+    path = _machine() / "devices"
+    path.write_bytes(text)
+    found = _capability(_NODE, path)
+    rows = (re.fullmatch(rb"[ \t]*([0-9]{1,3})[ \t]+nvidia-caps[ \t]*", line) for line in _lines(text))
+    major = next((int(row[1]) for row in rows if row), None)
+    assert found == (None if major is None else os.makedev(major, 12))
+    return found is not None
+
+
+_USAGE = {
+    "total": 85899345920,
+    "reserved": 6291456,
+    "used": 4096,
+    "processes": [[7, 4096, "compute"], [8, None, "mps"]],
+}
+
+
+@target(
+    "nvidia-usage",
+    parser="the answer of the driver's child process about the users of a GPU",
+    covers=("scrubber.adapters.nvidia.holders",),
+    oracle="the answer is refused, or each process that is not our own has the most memory that a row gives it",
+    seeds=(*EDIT_SEEDS, b"{}", b'{"used": 1, "processes": []}', b'{"used": 1, "processes": [[7, 1, ""], [7, 2, ""]]}'),
+    words=(b'"processes"', b"[[", b"null", b'"used": '),
+)
+def nvidia_usage(data: bytes) -> bool:
+    try:
+        answer = json.loads(json_input(data, _USAGE))
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(answer, dict):
+        return False
+    try:
+        usage = _parse_usage(answer, frozenset({8}))
+    except (Unreadable, DeviceFault):
+        return False
+    assert usage.used == answer["used"] >= 0
+    own = [(pid, max(0, used) if type(used) is int else 0) for pid, used, _ in answer["processes"] if pid != 8]
+    assert usage.processes == {pid: max(used for other, used in own if other == pid) for pid, _ in own}
+    assert all(type(pid) is int and pid >= 0 for pid in usage.processes)
+    return True
