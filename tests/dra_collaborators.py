@@ -85,6 +85,7 @@ class FakeClaimService:
         waits: the ``wait_seconds`` of every call.
         refs: the claims that were ever to be prepared; releasing: UIDs of prepared claims that are listed as releasing.
         extended_resources, restores: of every call to prepare.
+        withdrawn: of every call to prepare and to unprepare.
         unprepared: the claims that are listed so.
     """
 
@@ -103,6 +104,7 @@ class FakeClaimService:
     releasing: set[str] = field(default_factory=set)
     extended_resources: list[tuple[str, ...]] = field(default_factory=list)
     restores: list[bool] = field(default_factory=list)
+    withdrawn: list[bool] = field(default_factory=list)
     unprepared: list[ClaimToRestore] = field(default_factory=list)
 
     async def prepare_claim(
@@ -115,10 +117,12 @@ class FakeClaimService:
         wait_seconds: float,
         extended_resources: Sequence[str] = (),
         restores: bool = False,
+        withdrawn: bool = False,
     ) -> Sequence[ClaimGrant]:
         self.waits.append(wait_seconds)
         self.extended_resources.append(tuple(extended_resources))
         self.restores.append(restores)
+        self.withdrawn.append(withdrawn)
         self.refs[claim.uid] = claim
         self.requests.append((claim.uid, tuple(devices), tuple(pods), driver))
         self.bell.ring()
@@ -131,8 +135,9 @@ class FakeClaimService:
             if not each.admin_access
         ]
 
-    async def unprepare_claim(self, claim_uid: str, *, wait_seconds: float) -> ReleaseProgress:
+    async def unprepare_claim(self, claim_uid: str, *, wait_seconds: float, withdrawn: bool = False) -> ReleaseProgress:
         self.waits.append(wait_seconds)
+        self.withdrawn.append(withdrawn)
         self.released.append(claim_uid)
         self.bell.ring()
         await self.on_release(claim_uid)

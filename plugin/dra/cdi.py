@@ -199,6 +199,16 @@ class ClaimCdiSpecs:
         except OSError as error:
             self._log.warning("cdi.claim-not-removed", path=str(self._path(claim_uid)), message=str(error.strerror))
 
+    def has(self, claim_uid: str) -> bool:
+        """Return whether a claim may have a specification; True where the directory cannot be read."""
+        try:
+            self._path(claim_uid).lstat()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return True
+
     def claims(self) -> frozenset[str]:
         """Return the UIDs of all claims with a specification of this driver."""
         prefix = f"{self._driver}-claim_"

@@ -154,6 +154,10 @@ class ClaimSpecs(Protocol):
         """Remove it; nothing happens if there is none, or if that fails, which is logged."""
         ...
 
+    def has(self, claim_uid: str) -> bool:
+        """Return whether a container may find a specification of the claim; also True where that is unknown."""
+        ...
+
     def claims(self) -> frozenset[str]:
         """Return the UIDs of all claims that have one."""
         ...
@@ -606,6 +610,7 @@ class ClaimDriver:
                     wait_seconds=max(0.0, until - self._clock()),
                     extended_resources=extended_resources,
                     restores=restores,
+                    withdrawn=not self._specs.has(claim.ref.uid),
                 )
             except Unavailable:
                 if self._clock() + self._times.retry >= until:
@@ -630,11 +635,18 @@ class ClaimDriver:
             found = await self._api.get_claim(namespace, name)
             uid = (found.get("metadata") or {}).get("uid")
             if isinstance(uid, str) and uid:
-                await self._answer(RESTORE, ClaimIdentity(namespace, name, uid), until, self._restore)
+                restore = functools.partial(self._restore, found=found)
+                await self._answer(RESTORE, ClaimIdentity(namespace, name, uid), until, restore)
 
-    async def _restore(self, ref: ClaimIdentity, until: float) -> ClaimAnswer:
+    async def _restore(self, ref: ClaimIdentity, until: float, *, found: Mapping[str, object]) -> ClaimAnswer:
+        if not self.is_quiet(ref.namespace, ref.name):
+            return ClaimAnswer()
+        claim = read_claim(ref, found, self._driver, self._pool)
+        if all(each.admin_access for each in claim.devices) and self._specs.has(ref.uid):
+            # It was never released: of many claims with admin access to a device, the service forgets the oldest.
+            return ClaimAnswer()
         # Without its specification, no container has got the devices since their release, whatever pods run by now.
-        if not self.is_quiet(ref.namespace, ref.name) or not await self._remove_spec(ref.uid):
+        if not await self._remove_spec(ref.uid):
             return ClaimAnswer()
         answer = await self._prepare(ref, until, restores=True)
         self._log.warning("claim.restored", claim=str(ref), claim_uid=ref.uid)
@@ -649,7 +661,9 @@ class ClaimDriver:
         if not progress.done:
             wait = self._times.release if await self._has_pods(ref) else self._times.orphan
             wait_until = min(until, began + wait)
-            progress = await self._service.unprepare_claim(ref.uid, wait_seconds=max(0.0, wait_until - self._clock()))
+            progress = await self._service.unprepare_claim(
+                ref.uid, wait_seconds=max(0.0, wait_until - self._clock()), withdrawn=not self._specs.has(ref.uid)
+            )
         if not progress.done:
             message = progress.waits_for or "A scrub is in progress."
             raise NotReady(message, public_message=f"{message} The kubelet tries again.")

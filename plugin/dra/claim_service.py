@@ -115,17 +115,23 @@ class ClaimService(Protocol):
         wait_seconds: float,
         extended_resources: Sequence[str] = (),
         restores: bool = False,
+        withdrawn: bool = False,
     ) -> Sequence[ClaimGrant]:
         """Grant all devices to the claim, or none; durable on return, and the same answer when called again.
 
         Args:
             extended_resources: for which the scheduler created the claim.
             restores: whether the kubelet takes the claim for prepared and has not called.
+            withdrawn: whether the claim has no specification, and gets none before it is prepared.
         """
         ...
 
-    async def unprepare_claim(self, claim_uid: str, *, wait_seconds: float) -> ReleaseProgress:
-        """Release the claim; return early when that is done."""
+    async def unprepare_claim(self, claim_uid: str, *, wait_seconds: float, withdrawn: bool = False) -> ReleaseProgress:
+        """Release the claim; return early when that is done.
+
+        Args:
+            withdrawn: whether the claim has no specification, and gets none before it is prepared again.
+        """
         ...
 
     async def set_claim_pods(self, claim_uid: str, pods: Sequence[ClaimPod]) -> None:

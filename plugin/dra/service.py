@@ -42,6 +42,7 @@ class ScrubServiceClaims:
         wait_seconds: float,
         extended_resources: Sequence[str] = (),
         restores: bool = False,
+        withdrawn: bool = False,
     ) -> Sequence[ClaimGrant]:
         response = await self._client.prepare_claim(
             pb.Claim(uid=claim.uid, namespace=claim.namespace, name=claim.name),
@@ -52,13 +53,14 @@ class ScrubServiceClaims:
             deadline_seconds=max(wait_seconds, _SHORTEST_WAIT),
             timeout=wait_seconds + ANSWER_SECONDS,
             restores=restores,
+            withdrawn=withdrawn,
         )
         certificates = {each.device_id: each for each in response.certificates}
         return [ClaimGrant(each.id, _extract(certificates.get(each.id))) for each in response.devices]
 
-    async def unprepare_claim(self, claim_uid: str, *, wait_seconds: float) -> ReleaseProgress:
+    async def unprepare_claim(self, claim_uid: str, *, wait_seconds: float, withdrawn: bool = False) -> ReleaseProgress:
         response = await self._client.unprepare_claim(
-            claim_uid, deadline_seconds=wait_seconds, timeout=wait_seconds + ANSWER_SECONDS
+            claim_uid, deadline_seconds=wait_seconds, timeout=wait_seconds + ANSWER_SECONDS, withdrawn=withdrawn
         )
         withheld = tuple(DeviceOutOfService(each.device_id, each.cause_code) for each in response.withheld)
         return ReleaseProgress(response.done, response.waits_for, withheld)

@@ -7,6 +7,7 @@ is not judged.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -57,7 +58,8 @@ def referenced_devices(answer: kubelet.ContainerAllocateResponse, device_paths: 
 
 def _owners(path: str, device_paths: DevicePaths) -> frozenset[str]:
     """Return the devices that are reached by ``path``, also below the root of a driver that runs in a container."""
-    return frozenset(device for device, known in device_paths.paths.items() if path.endswith(tuple(known)))
+    plain = posixpath.normpath(path)
+    return frozenset(device for device, known in device_paths.paths.items() if plain.endswith(tuple(known)))
 
 
 def uses_envvar(answer: kubelet.ContainerAllocateResponse) -> bool:
@@ -74,7 +76,6 @@ def _names(answer: kubelet.ContainerAllocateResponse) -> list[str]:
         qualified += [word for word in each.split(",") if "=" in word and "/" in word.partition("=")[0]]
     names += [each.partition("=")[2] for each in qualified]
     under = f"{VOLUME_MOUNT_ROOT}/"
-    names += [
-        each.container_path.removeprefix(under) for each in answer.mounts if each.container_path.startswith(under)
-    ]
+    inside = [posixpath.normpath(each.container_path) for each in answer.mounts]
+    names += [path.removeprefix(under) for path in inside if path.startswith(under)]
     return [name.strip() for name in names if name.strip()]

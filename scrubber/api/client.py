@@ -240,6 +240,7 @@ class PluginClient(_Client):
         timeout: float,
         extended_resources: Sequence[str] = (),
         restores: bool = False,
+        withdrawn: bool = False,
     ) -> pb.PrepareClaimResponse:
         """Prepare all of ``devices`` for ``claim`` or none; a repeated call gets the same answer.
 
@@ -250,6 +251,7 @@ class PluginClient(_Client):
             extended_resources: for which the scheduler created the claim; empty for a claim of the user's.
             restores: whether the kubelet takes the claim for prepared and has not called, so that each of ``pods`` may have
                 processes.
+            withdrawn: whether it has no CDI specification, and gets none before it is prepared.
 
         Raises:
             Unavailable: the service is away, or did not respond.
@@ -263,6 +265,7 @@ class PluginClient(_Client):
             driver=driver,
             extended_resources=extended_resources,
             restores=restores,
+            withdrawn=withdrawn,
         )
         call: Awaitable[pb.PrepareClaimResponse] = self._stub.PrepareClaim(
             request, timeout=timeout, metadata=self._trace_metadata()
@@ -270,19 +273,20 @@ class PluginClient(_Client):
         return await self._call(call)
 
     async def unprepare_claim(
-        self, claim_uid: str, *, deadline_seconds: float, timeout: float
+        self, claim_uid: str, *, deadline_seconds: float, timeout: float, withdrawn: bool = False
     ) -> pb.UnprepareClaimResponse:
         """Release a claim; ``done`` once each of its devices is clean or out of service.
 
         Args:
             deadline_seconds: how long the service may wait; 0: not at all.
             timeout: seconds after which the service counts as away; more than ``deadline_seconds``.
+            withdrawn: whether it has no CDI specification, and gets none before it is prepared again.
 
         Raises:
             Unavailable: the service is away, or did not respond: the claim may be prepared or released.
             NotReady, InvalidRequest, LedgerFailure: refusals of the service.
         """
-        request = pb.UnprepareClaimRequest(claim_uid=claim_uid, deadline_seconds=deadline_seconds)
+        request = pb.UnprepareClaimRequest(claim_uid=claim_uid, deadline_seconds=deadline_seconds, withdrawn=withdrawn)
         call: Awaitable[pb.UnprepareClaimResponse] = self._stub.UnprepareClaim(
             request, timeout=timeout, metadata=self._trace_metadata()
         )

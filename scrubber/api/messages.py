@@ -168,6 +168,7 @@ def parse_prepare_claim_call(request: pb.PrepareClaimRequest) -> PrepareClaimCal
         wait or None,
         _extended_resources(request.extended_resources),
         restores=request.restores,
+        withdrawn=request.withdrawn,
     )
 
 

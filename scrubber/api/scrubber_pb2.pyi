@@ -271,7 +271,7 @@ class ClaimDevice(_message.Message):
     def __init__(self, device_id: _Optional[str] = ..., admin_access: _Optional[bool] = ...) -> None: ...
 
 class PrepareClaimRequest(_message.Message):
-    __slots__ = ("claim", "devices", "pods", "deadline_seconds", "driver", "extended_resources", "restores")
+    __slots__ = ("claim", "devices", "pods", "deadline_seconds", "driver", "extended_resources", "restores", "withdrawn")
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     PODS_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +279,7 @@ class PrepareClaimRequest(_message.Message):
     DRIVER_FIELD_NUMBER: _ClassVar[int]
     EXTENDED_RESOURCES_FIELD_NUMBER: _ClassVar[int]
     RESTORES_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     claim: Claim
     devices: _containers.RepeatedCompositeFieldContainer[ClaimDevice]
     pods: _containers.RepeatedCompositeFieldContainer[ClaimPod]
@@ -286,7 +287,8 @@ class PrepareClaimRequest(_message.Message):
     driver: str
     extended_resources: _containers.RepeatedScalarFieldContainer[str]
     restores: bool
-    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ClaimDevice, _Mapping]]] = ..., pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., driver: _Optional[str] = ..., extended_resources: _Optional[_Iterable[str]] = ..., restores: _Optional[bool] = ...) -> None: ...
+    withdrawn: bool
+    def __init__(self, claim: _Optional[_Union[Claim, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ClaimDevice, _Mapping]]] = ..., pods: _Optional[_Iterable[_Union[ClaimPod, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., driver: _Optional[str] = ..., extended_resources: _Optional[_Iterable[str]] = ..., restores: _Optional[bool] = ..., withdrawn: _Optional[bool] = ...) -> None: ...
 
 class PrepareClaimResponse(_message.Message):
     __slots__ = ("devices", "duration_seconds", "certificates")
@@ -315,12 +317,14 @@ class ClaimCertificate(_message.Message):
     def __init__(self, id: _Optional[str] = ..., digest: _Optional[str] = ..., device_id: _Optional[str] = ..., issued_at: _Optional[float] = ..., covered: _Optional[_Iterable[str]] = ..., not_covered: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnprepareClaimRequest(_message.Message):
-    __slots__ = ("claim_uid", "deadline_seconds")
+    __slots__ = ("claim_uid", "deadline_seconds", "withdrawn")
     CLAIM_UID_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     claim_uid: str
     deadline_seconds: float
-    def __init__(self, claim_uid: _Optional[str] = ..., deadline_seconds: _Optional[float] = ...) -> None: ...
+    withdrawn: bool
+    def __init__(self, claim_uid: _Optional[str] = ..., deadline_seconds: _Optional[float] = ..., withdrawn: _Optional[bool] = ...) -> None: ...
 
 class WithheldDevice(_message.Message):
     __slots__ = ("device_id", "cause_code")

@@ -101,7 +101,8 @@ class PluginServicer(scrubber_pb2_grpc.PluginServicer):
 
     async def UnprepareClaim(self, request: pb.UnprepareClaimRequest, context: Context) -> pb.UnprepareClaimResponse:
         uid, wait = messages.parse_claim_uid(request.claim_uid), messages.parse_wait(request.deadline_seconds)
-        return messages.claim_release_message(await self._service.claims.unprepare(uid, wait))
+        release = await self._service.claims.unprepare(uid, wait, withdrawn=request.withdrawn)
+        return messages.claim_release_message(release)
 
     async def SetClaimPods(self, request: pb.SetClaimPodsRequest, context: Context) -> pb.SetClaimPodsResponse:
         uid = messages.parse_claim_uid(request.claim_uid)

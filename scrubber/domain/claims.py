@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scrubber.domain.assignment import Claim, KubeletReading, Pod, Trust
+from scrubber.domain.assignment import Claim, KubeletReading, ListedClaim, Pod, Trust
 from scrubber.domain.codes import ErrorCode
 from scrubber.domain.handover_kind import HandOverKind
 from scrubber.domain.policy import SharingMode
@@ -66,10 +66,22 @@ def unprepared_claims(records: Iterable[DeviceRecord], reading: KubeletReading) 
 
     For a moment these are the claims whose call to prepare or to unprepare is in progress. If a claim stays so, the kubelet
     takes it for prepared: a pod joined it between two attempts to unprepare it, and the kubelet makes no call for that pod.
+
+    The kubelet names no UID. If one claim of a name is prepared, which the kubelet may have forgotten, and another one was
+    released, the name is returned: only the caller can find out which of them exists.
     """
-    known = [each for record in records for each in (*record.prepared_claims, *record.admin_claims)]
-    prepared = {(each.driver, each.namespace, each.name) for each in known}
-    return frozenset({(each.driver, each.namespace, each.name) for each in reading.claims} - prepared)
+    prepared: set[Claim] = set()
+    granted: set[Claim] = set()
+    for record in records:
+        prepared.update((*record.prepared_claims, *record.admin_claims))
+        granted.update(each.claim for each in (*record.open_grants, record.last_grant) if each and each.claim)
+    uids = {each.uid for each in prepared}
+    certain = {_name(each) for each in prepared} - {_name(each) for each in granted if each.uid not in uids}
+    return frozenset({_name(each) for each in reading.claims} - certain)
+
+
+def _name(claim: Claim | ListedClaim) -> tuple[str, str, str]:
+    return (claim.driver, claim.namespace, claim.name)
 
 
 def claim_problem(

@@ -95,6 +95,7 @@ def claim_pod_liveness(
     *,
     released_for: float | None,
     listed: bool,
+    withdrawn_for: float | None = None,
     never_started: bool = False,
     named_by_kubelet: bool,
     seen: Collection[str],
@@ -113,8 +114,9 @@ def claim_pod_liveness(
         remaining: its cgroups; None where containers are not identified by cgroups.
         released_for: seconds since the claim was released; None while it is prepared.
         listed: whether a reading of the kubelet names it: then the kubelet released the claim after its containers ended.
-        never_started: whether no container of it was ever started, so that its processes are its sandbox. It waits for a CDI
-            specification that was removed with the release; one that found it has started after the grace period at the latest.
+        withdrawn_for: seconds for which the released claim has certainly had no CDI specification; None where that is not known.
+        never_started: whether no container of it was ever started, so that its processes are its sandbox. It waits for the CDI
+            specification; one that found it has started after the grace period at the latest.
         named_by_kubelet: whether the kubelet has ever listed the claim for this pod. Otherwise only the driver's word says
             that it is one of the claim's pods, and no process is killed for that.
         seen: names of container cgroups in which a process was seen.
@@ -123,7 +125,7 @@ def claim_pod_liveness(
     """
     if released_for is None:
         return PodLiveness(PodState.ALIVE)
-    if never_started and released_for >= leftover_grace_period:
+    if never_started and withdrawn_for is not None and withdrawn_for >= leftover_grace_period:
         return PodLiveness(PodState.OVER, ended=True)
     left = tuple(sorted(processes))
     if not left:

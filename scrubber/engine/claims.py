@@ -53,6 +53,8 @@ __all__ = ["DriverlessClaims", "NodeClaims", "prepared_claims"]
 
 _RECHECK = 1.0
 """Seconds after which a release is decided again, also if nothing was published."""
+_REPEATED_WITHIN = 100.0
+"""Seconds within which the kubelet repeats an Unprepare that was not done."""
 _RECHECK_ABANDONED = 0.25
 """Seconds after which it is decided again whether a claim is abandoned."""
 
@@ -101,6 +103,8 @@ class NodeClaims:
         self._wait_for_change = wait_for_change
         self._check_pods = check_pods
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._last_unprepare: dict[str, float] = {}
+        """When the last call to unprepare a claim began or ended (monotonic), by its UID."""
 
     # -- Prepare ---------------------------------------------------------------------------------------------------
 
@@ -112,6 +116,10 @@ class NodeClaims:
         wait = self._dependencies.policy().limits.hand_over if call.wait_seconds is None else call.wait_seconds
         deadline = clock.monotonic() + wait
         async with self._only_call(claim, deadline):
+            if call.restores and self._was_unprepared(claim.uid):
+                raise refusals.claim_in_progress(claim)
+            if call.withdrawn:
+                self._note_withdrawn(claim.uid)
             held = await self._is_prepared(call, deadline)
             await self._record_admin_access(claim, admin)
             while held:
@@ -366,13 +374,24 @@ class NodeClaims:
 
     # -- Unprepare -------------------------------------------------------------------------------------------------
 
-    async def unprepare(self, uid: str, wait_seconds: float, actor: str = "driver") -> ClaimRelease:
+    async def unprepare(
+        self, uid: str, wait_seconds: float, actor: str = "driver", *, withdrawn: bool = False
+    ) -> ClaimRelease:
         clock = self._dependencies.clock
         self._view().require_ready()
-        deadline = clock.monotonic() + wait_seconds
+        self._note_unprepare(uid)
+        try:
+            return await self._unprepare(uid, clock.monotonic() + wait_seconds, actor, withdrawn=withdrawn)
+        finally:
+            self._note_unprepare(uid)
+
+    async def _unprepare(self, uid: str, deadline: float, actor: str, *, withdrawn: bool) -> ClaimRelease:
+        clock = self._dependencies.clock
         try:
             async with self._only_call(Claim(uid, "", "", ""), deadline), self._no_arrivals(deadline):
                 await self._release(uid, actor)
+                if withdrawn:
+                    self._note_withdrawn(uid)
         except NotReady as busy:
             return ClaimRelease(done=False, waits_for=busy.public_message)
         self._check_pods()
@@ -390,6 +409,19 @@ class NodeClaims:
                     await self._wait_for_change(version)
             except TimeoutError:
                 continue
+
+    def _note_unprepare(self, uid: str) -> None:
+        now = self._dependencies.clock.monotonic()
+        recent = {each: at for each, at in self._last_unprepare.items() if now - at < _REPEATED_WITHIN}
+        self._last_unprepare = recent | {uid: now}
+
+    def _was_unprepared(self, uid: str) -> bool:
+        """Return whether the kubelet may still wait for the release of a claim, by whichever instance of the driver.
+
+        It would take a claim that is prepared again meanwhile for released, and never release it.
+        """
+        last = self._last_unprepare.get(uid)
+        return last is not None and self._dependencies.clock.monotonic() - last < _REPEATED_WITHIN
 
     @asynccontextmanager
     async def _no_arrivals(self, deadline: float) -> AsyncIterator[None]:
@@ -420,6 +452,10 @@ class NodeClaims:
         left = [(after, rows) for before, (after, rows) in gone if after is not before]
         await self._change(self._prepared(uid), released, left)
         await self._change(self._admin(uid), lambda record: (record.without_admin_access(uid), ()))
+
+    def _note_withdrawn(self, uid: str) -> None:
+        grants = (grant for record in self._devices.records() for grant in record.open_grants)
+        self._pods.note_withdrawn(uid, (each.claim for each in grants if each.claim is not None))
 
     def _decide_release(self, uid: str) -> ReleaseDecision:
         remaining = []
@@ -570,7 +606,9 @@ class DriverlessClaims:
     async def set_pods(self, uid: str, pods: Sequence[Pod]) -> None:
         """Change nothing: the driver reports the pods again to the next epoch."""
 
-    async def unprepare(self, uid: str, wait_seconds: float, actor: str = "driver") -> ClaimRelease:
+    async def unprepare(
+        self, uid: str, wait_seconds: float, actor: str = "driver", *, withdrawn: bool = False
+    ) -> ClaimRelease:
         if not self._is_yielded():
             raise self._refusal()
         async with self._lock:

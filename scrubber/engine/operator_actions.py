@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 from scrubber.domain.baseline import baseline_facts
+from scrubber.domain.claims import replaced_claims
 from scrubber.domain.errors import DeviceBusy, InvalidRequest, Refused, ScrubberError
 from scrubber.domain.evidence import PathKind, ScrubTrigger
 from scrubber.domain.pods import PodState
@@ -133,6 +134,7 @@ class OperatorActions:
     async def _release_abandoned_claims(self, controller: DeviceController, actor: str) -> None:
         """Release a device of claims that were never unprepared, once all their pods are gone and it is free.
 
+        A claim that the kubelet lists is not forgotten: a pod that has just joined it starts without a call.
         What is left of a pod after the leftover grace period may be killed, but only once the claim is released.
         """
         record = controller.state.record
@@ -140,6 +142,9 @@ class OperatorActions:
         if record.hygiene is not Hygiene.IN_USE or not claims or len(claims) != len(record.open_grants):
             return
         await controller.pods.refresh()
+        reading, records = controller.pods.reading, self._devices.records()
+        if any(reading.pods_of_claim(each) for each in claims if each.uid not in replaced_claims(records, reading)):
+            return
         limits, leftovers = controller.state.policy.limits, False
         for claim, pod in [(each, pod) for each in claims for pod in each.pods]:
             if not await controller.pods.is_gone(pod):

@@ -97,6 +97,8 @@ class PodTracker:
         self._last_run: dict[Pod, float] = {}
         self._samples: dict[Pod, _Sample] = {}
         self._sampling: defaultdict[Pod, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._withdrawn: dict[tuple[str, float], float] = {}
+        """Since when a released claim has had no CDI specification (monotonic), by its UID and the time of its release."""
         self.reading = KubeletReading(Trust.UNREADABLE, untrusted_reason="it has not been read yet")
 
     def track(self, pods: Iterable[Pod]) -> None:
@@ -113,6 +115,17 @@ class PodTracker:
     def track_more(self, pods: Iterable[Pod]) -> None:
         """Track these pods in addition to the current ones."""
         self.track({*self._absences, *pods})
+
+    def note_withdrawn(self, uid: str, claims: Iterable[Claim]) -> None:
+        """Note that the released claim ``uid`` has no CDI specification, and gets none before it is prepared again.
+
+        Args:
+            claims: all that have an open grant; what is noted of others is forgotten.
+        """
+        now = self._clock.monotonic()
+        released = {(each.uid, each.released_at) for each in claims if each.released_at is not None}
+        kept = {key: at for key, at in self._withdrawn.items() if key in released}
+        self._withdrawn = {(uid, at): now for known, at in released if known == uid} | kept
 
     async def refresh(self) -> KubeletReading:
         """Return a reading that began after this call, and update the absence counts with it."""
@@ -385,13 +398,16 @@ class PodTracker:
                 absence, now=self._clock.monotonic(), leftover_grace_period=limits.leftover_grace_period
             )
         listed = self.reading.trust is Trust.TRUSTED and self.reading.is_listed(pod)
+        withdrawn = self._withdrawn.get((claim.uid, claim.released_at))
+        waits = withdrawn is not None and bool(processes) and listed
         return claim_pod_liveness(
             processes,
             absence,
             remaining,
             released_for=_since(claim.released_at, wall),
             listed=listed,
-            never_started=bool(processes) and listed and self._has_never_started(pod),
+            withdrawn_for=None if withdrawn is None else self._clock.monotonic() - withdrawn,
+            never_started=waits and self._has_never_started(pod),
             named_by_kubelet=pod in claim.listed_pods,
             seen=self._first_processes.get(pod, {}),
             first_processes=self._known_first_processes(pod),

@@ -175,6 +175,7 @@ class PrepareClaimCall:
         actor: who requests it, for the audit log.
         restores: whether the kubelet takes the claim for prepared and has not called: each of its pods may have processes, and
             none of them is about to get a sandbox.
+        withdrawn: whether it has no CDI specification, and gets none before it is prepared.
     """
 
     claim: Claim
@@ -184,6 +185,7 @@ class PrepareClaimCall:
     extended_resources: frozenset[str] = frozenset()
     actor: str = "driver"
     restores: bool = False
+    withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,8 +467,13 @@ class Claims(Protocol):
             LedgerFailure: nothing has changed.
         """
 
-    async def unprepare(self, uid: str, wait_seconds: float, actor: str = "driver") -> ClaimRelease:
+    async def unprepare(
+        self, uid: str, wait_seconds: float, actor: str = "driver", *, withdrawn: bool = False
+    ) -> ClaimRelease:
         """Release a claim, and wait until its devices are scrubbed or out of service; an unknown claim is released.
+
+        Args:
+            withdrawn: whether it has no CDI specification, and gets none before it is prepared again.
 
         Raises:
             NotReady: the service is starting.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from scrubber.domain.errors import DeviceBusy, DeviceLost, Unavailable, Unreadab
 from scrubber.domain.health.signal_table import ErrorClass
 from scrubber.domain.policy import Policy
 from scrubber.domain.telemetry import HolderKind, Signal
-from scrubber.ports.device import DeviceBackend
+from scrubber.ports.device import DeviceBackend, EraseProgress
 from tests.adapters.backend_contract import BackendContract, ignore_progress, request
 from tests.adapters.diagnostics_contract import DiagnosticsContract
 from tests.amd.machine import MIB, AmdMachine, Part, write
@@ -189,6 +189,12 @@ async def test_open_compute_node_names_no_gpu(rig: AmdRig) -> None:
     assert any("1 process(es) have only /dev/kfd open" in each for each in report.not_covered)
 
 
+async def test_certificate_of_a_slow_path_names_what_no_walk_detects(rig: AmdRig) -> None:
+    (limits,) = (await rig.backend.holders.list_holders(rig.device)).not_covered
+    for each in ("descriptors in flight", "io_uring", "opened later"):
+        assert each in limits
+
+
 async def test_memory_that_outlives_its_process_holds_the_device_until_it_is_free(rig: AmdRig) -> None:
     used = rig.part(rig.device).gpu / "mem_info_vram_used"
     assert not await rig.backend.holders.is_held(rig.device)
@@ -297,6 +303,31 @@ async def test_record_of_too_many_bad_pages_outlasts_a_reset(rig: AmdRig) -> Non
     rig.machine.add_record(rig.part(rig.device), 1, section_flags=1 << 3)
     await rig.backend.resetter.reset(rig.device, 30.0)
     assert (await rig.backend.telemetry.snapshot(rig.device)).conditions == {"bad-page-threshold": "1 records"}
+
+
+async def test_device_whose_driver_lists_no_processes_at_all_is_unreadable(rig: AmdRig) -> None:
+    (rig.machine.root / "sys/class/kfd/kfd/proc").rmdir()
+    with pytest.raises(Unreadable, match="proc"):
+        await rig.backend.holders.is_held(rig.device)
+    with pytest.raises(Unreadable, match="proc"):
+        await rig.backend.eraser.erase(rig.device, request(), ignore_progress)
+
+
+async def test_process_that_comes_while_the_device_is_cleared_is_reported_because_nothing_keeps_it_out(
+    rig: AmdRig,
+) -> None:
+    with ExitStack() as other:
+
+        def come(progress: EraseProgress) -> None:
+            if not seen:
+                seen.append(other.enter_context(rig.hold(rig.device)))
+
+        seen: list[int] = []
+        report = await rig.backend.eraser.erase(rig.device, request(), come)
+    assert seen
+    assert report.fence_broken
+    assert any(each.startswith("fence: AMD's driver has no exclusive mode") for each in report.not_covered)
+    assert not (await rig.backend.eraser.erase(rig.device, request(), ignore_progress)).fence_broken
 
 
 async def test_gpus_of_a_hive_are_reset_together_and_a_holder_of_one_blocks_all(tmp_path: Path) -> None:

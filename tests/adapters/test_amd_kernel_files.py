@@ -46,6 +46,13 @@ def test_process_with_only_a_queue_uses_the_queues_gpu(tmp_path: Path) -> None:
     assert kfd_processes(tmp_path, GPU) == (KfdProcess(812, 0),)
 
 
+def test_missing_list_of_processes_does_not_mean_that_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        kfd_processes(tmp_path, GPU)
+    (tmp_path / "proc").mkdir()
+    assert kfd_processes(tmp_path, GPU) == ()
+
+
 def test_process_with_no_memory_and_no_queue_on_the_gpu_does_not_use_it(tmp_path: Path) -> None:
     write(tmp_path / "proc/812" / f"vram_{GPU}", "0")
     write(tmp_path / "proc/812/vram_1", "4096")

@@ -318,6 +318,27 @@ async def test_changed_program_is_listed_again_before_it_touches_a_device(tmp_pa
         await rig.backend.telemetry.snapshot(again)
 
 
+async def test_answer_of_a_program_that_changes_while_it_runs_does_not_count(tmp_path: Path) -> None:
+    """The digest in a certificate would be that of another program than the one that answered."""
+    program = hostile(tmp_path, "with open(__file__, 'a') as own:\n    own.write('# changed')\nanswer()")
+    async with commands(tmp_path, program) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        with pytest.raises(BrokenCommand, match="changed while it ran"):
+            await rig.backend.telemetry.snapshot(device)
+
+
+async def test_program_that_names_one_holder_hides_no_other(tmp_path: Path) -> None:
+    program = hostile(tmp_path, "answer()")
+    named = "answer(pids=json.loads((here / 'named').read_text()), complete=True)"
+    write_program(program, program.read_text().replace("answer(pids=[], complete=True)", named))
+    async with commands(tmp_path, program) as rig:
+        (device,) = await rig.backend.inventory.devices()
+        with rig.hold(device) as shown, rig.hold(device) as hidden:
+            (tmp_path / "node" / "named").write_text(f"[{shown}]")
+            report = await rig.backend.holders.list_holders(device)
+    assert {each.pid for each in report.holders} == {shown, hidden}
+
+
 @pytest.mark.parametrize("mode", [0o775, 0o757])
 async def test_program_that_others_may_write_does_not_run(tmp_path: Path, mode: int) -> None:
     program = hostile(tmp_path, "answer()")
@@ -343,6 +364,37 @@ def test_program_of_another_user_does_not_run(tmp_path: Path) -> None:
     else:
         problem = ownership_problem(program, 65534)
     assert "could replace the program; run: chown root" in str(problem)
+
+
+def test_program_behind_a_link_that_another_user_may_replace_does_not_run(tmp_path: Path) -> None:
+    """The directory of the second link is neither above the configured path nor above the program."""
+    program = hostile(tmp_path, "answer()")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "second").symlink_to(program)
+    first = tmp_path / "first"
+    first.symlink_to("theirs/../theirs/second")
+    assert ownership_problem(first, os.geteuid()) is None
+    theirs.chmod(0o777)
+    assert f"{theirs} is writable by others" in str(ownership_problem(first, os.geteuid()))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to another user")
+def test_program_behind_another_users_link_in_a_sticky_directory_does_not_run(tmp_path: Path) -> None:
+    program = hostile(tmp_path, "answer()")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link = shared / "link"
+    link.symlink_to(program)
+    assert ownership_problem(link) is None
+    os.lchown(link, 65534, 65534)
+    assert str(ownership_problem(link)).endswith(f"who could replace the program; run: chown -h root {link}")
+
+
+def test_link_that_leads_to_itself_is_no_program(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert "cannot be found" in str(ownership_problem(tmp_path / "loop"))
 
 
 def test_relative_missing_and_plain_files_are_no_programs(tmp_path: Path) -> None:

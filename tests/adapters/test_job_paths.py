@@ -26,6 +26,8 @@ PATHS = {
     "/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_4711/step_0": None,
     "/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_4711": None,
     "/user.slice/user-1000.slice/scrubber.slice/scrubber-runc0ffee.slice/command": None,
+    "/docker/slurmstepd.scope/job_4711/step_0": None,
+    "/user.slice/scrubber-runc0ffee.slice/command": None,
     "/slurmstepd.scope/job_4711/step_0": None,
     "/slurm/uid_alice/job_4711": None,
     "/slurm/uid_1000/job_x": None,

@@ -157,6 +157,25 @@ def test_symlink_out_of_the_volume_is_not_followed(kubelet: Kubelet, tmp_path: P
     assert kubelet.pods.find(UID) is None
 
 
+def test_token_that_becomes_a_symlink_before_it_is_opened_is_not_followed(
+    kubelet: Kubelet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stolen = tmp_path / "stolen"
+    stolen.write_bytes(token(payload()))
+    kubelet.volume("kube-api-access-abcde", token(payload()))
+    kernel_open, replaced = os.open, []
+
+    def replace_and_open(path: Path, flags: int) -> int:
+        replaced.append(path.name)
+        path.unlink()
+        path.symlink_to(stolen)
+        return kernel_open(path, flags)
+
+    monkeypatch.setattr(os, "open", replace_and_open)
+    assert kubelet.pods.find(UID) is None
+    assert replaced == ["token"]
+
+
 def test_fifo_or_directory_in_place_of_a_token_does_not_block(kubelet: Kubelet) -> None:
     volume = kubelet.volume("kube-api-access-abcde", None)
     os.mkfifo(volume / "token")

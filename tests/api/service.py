@@ -126,8 +126,10 @@ class FakeClaims:
     async def set_pods(self, uid: str, pods: Sequence[Pod]) -> None:
         self._note(("set-pods", uid, tuple(pods)))
 
-    async def unprepare(self, uid: str, wait_seconds: float, actor: str = "driver") -> ClaimRelease:
-        self._note(("unprepare", uid, wait_seconds))
+    async def unprepare(
+        self, uid: str, wait_seconds: float, actor: str = "driver", *, withdrawn: bool = False
+    ) -> ClaimRelease:
+        self._note(("unprepare", uid, wait_seconds, *(("withdrawn",) if withdrawn else ())))
         return self.release
 
     def current(self) -> tuple[PreparedClaim, ...]:

@@ -65,6 +65,7 @@ async def prepare(driver: PluginClient, change: Callable[[pb.PrepareClaimRequest
         timeout=DEADLINE,
         extended_resources=request.extended_resources,
         restores=request.restores,
+        withdrawn=request.withdrawn,
     )
 
 
@@ -111,6 +112,12 @@ async def test_engine_learns_that_the_kubelet_has_not_called(node: FakeNode, dri
     assert call.restores
 
 
+async def test_engine_learns_that_a_claim_has_no_specification(node: FakeNode, driver: PluginClient) -> None:
+    await prepare(driver)
+    await prepare(driver, lambda request: setattr(request, "withdrawn", True))
+    assert [each.withdrawn for each in node.requests if isinstance(each, PrepareClaimCall)] == [False, True]
+
+
 async def test_pod_that_is_named_twice_counts_once(node: FakeNode, driver: PluginClient) -> None:
     await prepare(driver, lambda request: request.pods.append(POD_MESSAGES[0]))
     call = node.requests[0]
@@ -136,10 +143,10 @@ async def test_unprepare_returns_its_progress_and_the_withheld_devices(node: Fak
         [],
     )
     node.claims.release = ClaimRelease(done=True, withheld=(WithheldDevice("GPU-a1", "xid-95"),))
-    answer = await driver.unprepare_claim("claim-uid", deadline_seconds=0.0, timeout=DEADLINE)
+    answer = await driver.unprepare_claim("claim-uid", deadline_seconds=0.0, timeout=DEADLINE, withdrawn=True)
     assert answer.done
     assert [(each.device_id, each.cause_code) for each in answer.withheld] == [("GPU-a1", "xid-95")]
-    assert node.requests == [("unprepare", "claim-uid", 40.0), ("unprepare", "claim-uid", 0.0)]
+    assert node.requests == [("unprepare", "claim-uid", 40.0), ("unprepare", "claim-uid", 0.0, "withdrawn")]
 
 
 @pytest.mark.parametrize(("uid", "seconds"), [("", 1.0), ("claim-uid", math.inf)])

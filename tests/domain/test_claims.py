@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -287,6 +288,7 @@ def state(
     absence: PodAbsence | None = None,
     remaining: RemainingCgroups | None = None,
     listed: bool = False,
+    withdrawn_for: float | None = None,
     never_started: bool = False,
     named_by_kubelet: bool = True,
     first: Process | None = MAIN,
@@ -297,6 +299,7 @@ def state(
         remaining,
         released_for=released_for,
         listed=listed,
+        withdrawn_for=withdrawn_for,
         never_started=never_started,
         named_by_kubelet=named_by_kubelet,
         seen={"sandbox", "main"},
@@ -313,13 +316,21 @@ def test_process_of_a_pod_that_only_the_driver_named_is_no_leftover_however_long
 
 def test_pod_of_a_prepared_claim_is_alive_whatever_is_known_of_it() -> None:
     assert state(released_for=None, absence=LONG_GONE, remaining=RemainingCgroups(False)) is PodState.ALIVE
-    assert state(SANDBOX, released_for=None, listed=True, never_started=True) is PodState.ALIVE
+    assert state(SANDBOX, released_for=None, withdrawn_for=GRACE, listed=True, never_started=True) is PodState.ALIVE
 
 
-def test_pod_of_a_released_claim_that_has_only_a_sandbox_is_over_after_the_grace_period() -> None:
-    assert state(SANDBOX, released_for=GRACE - 1.0, listed=True, never_started=True) is PodState.ALIVE
-    assert state(SANDBOX, released_for=GRACE, listed=True, never_started=True) is PodState.OVER
-    assert state(SANDBOX, released_for=GRACE, listed=True) is PodState.ALIVE
+def test_pod_of_a_released_claim_that_has_only_a_sandbox_is_over_once_the_claim_had_no_specification_for_the_grace_period() -> (
+    None
+):
+    def waiting(withdrawn_for: float | None, *, never_started: bool = True) -> PodState:
+        return state(
+            SANDBOX, released_for=math.inf, withdrawn_for=withdrawn_for, listed=True, never_started=never_started
+        )
+
+    assert waiting(GRACE) is PodState.OVER
+    assert waiting(GRACE - 1.0) is PodState.ALIVE
+    assert waiting(None) is PodState.ALIVE
+    assert waiting(GRACE, never_started=False) is PodState.ALIVE
 
 
 @pytest.mark.parametrize(
@@ -490,6 +501,18 @@ def test_claim_that_the_kubelet_lists_is_unprepared_unless_it_is_prepared_or_has
     assert unprepared_claims([DeviceRecord("GPU-1", admin_claims=(CLAIM,))], LISTS_CLAIM) == frozenset()
     assert unprepared_claims([in_use(CLAIM)], NOTHING_LISTED) == frozenset()
     assert unprepared_claims([in_use(replace(CLAIM, driver="other.example.com"))], LISTS_CLAIM) == {name}
+
+
+def test_claim_is_unprepared_although_the_kubelet_has_forgotten_a_prepared_one_of_the_same_name() -> None:
+    forgotten, second = in_use(CLAIM), replace(CLAIM, uid="claim-3", released_at=NOW)
+    releasing = in_use(second, device="GPU-2")
+    name = (CLAIM.driver, CLAIM.namespace, CLAIM.name)
+    assert unprepared_claims([forgotten, releasing], LISTS_CLAIM) == {name}
+    assert unprepared_claims([forgotten, replace(releasing, open_grants=())], LISTS_CLAIM) == {name}
+    both = [forgotten, in_use(replace(second, released_at=None), device="GPU-2")]
+    assert unprepared_claims(both, LISTS_CLAIM) == frozenset()
+    partly = [forgotten, in_use(released(CLAIM), device="GPU-2")]  # an operator released it on one device
+    assert unprepared_claims(partly, LISTS_CLAIM) == frozenset()
 
 
 def test_claim_that_the_kubelet_lists_for_a_pod_of_it_is_not_replaced_whatever_the_clock_was() -> None:

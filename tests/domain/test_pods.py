@@ -68,6 +68,8 @@ def test_pod_that_was_not_absent_twice_is_alive(absence: PodAbsence) -> None:
     where = liveness(MAIN, absence=absence, firsts={}, now=10_000.0)
     assert where.state is PodState.ALIVE
     assert where.processes == (MAIN,)
+    orphan = liveness(CHILD, absence=absence, firsts={"main#1": MAIN}, now=10_000.0)
+    assert (orphan.state, orphan.processes) == (PodState.ALIVE, (CHILD,)), "its container may be restarted"
 
 
 def test_absent_pod_with_a_living_first_process_is_alive_within_the_grace_period() -> None:

@@ -326,6 +326,26 @@ async def test_recorded_change_keeps_its_earlier_value_when_the_plugin_plans_aga
 
 
 @in_virtual_time
+async def test_several_reports_plan_no_more_changes_for_a_pause_than_one_may() -> None:
+    async with monitored() as operands:
+        cluster = operands.cluster
+        operands.deaf = True
+        scrub = asyncio.ensure_future(scrubbed(cluster))
+        await cluster.until(lambda: cluster.node.pauses.pause is not None)
+        pause = cluster.node.pauses.pause
+        assert pause is not None
+        first, second = (tuple(replace(MONITORING, key=f"{part}-{n}") for n in range(40)) for part in ("a", "b"))
+        await cluster.node.pauses.report(PauseReport(OFFERS, pause.id, PauseState.PLANNED, first))
+        with pytest.raises(InvalidRequest, match="at most 64 labels"):
+            await cluster.node.pauses.report(PauseReport(OFFERS, pause.id, PauseState.PLANNED, second))
+        kept = cluster.ledger_store.agent_pause.pause
+        assert kept is not None
+        assert kept.changes == first
+        scrub.cancel()
+        await asyncio.gather(scrub, return_exceptions=True)
+
+
+@in_virtual_time
 async def test_yield_ends_a_pause_which_the_plugin_restores_while_the_driver_is_closed() -> None:
     async with monitored() as operands:
         cluster = operands.cluster

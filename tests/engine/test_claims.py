@@ -156,7 +156,7 @@ async def test_claim_whose_only_pod_has_not_started_is_released_when_its_device_
 
 
 @in_virtual_time
-@pytest.mark.parametrize("why", ["shared", "unreadable", "untrusted"])
+@pytest.mark.parametrize("why", ["shared", "unreadable", "untrusted", "restored"])
 async def test_claim_is_kept_although_its_device_failed_while_a_pod_of_it_may_start_or_run(why: str) -> None:
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)
@@ -166,10 +166,10 @@ async def test_claim_is_kept_although_its_device_failed_while_a_pod_of_it_may_st
             cluster.claims.admit(claim, "train-1", starts=False)
         elif why == "unreadable":
             cluster.unreadable.add(tenant.uid)
-        else:
+        elif why == "untrusted":
             cluster.kubelet.trust = Trust.UNREADABLE
         await cluster.node.actions.quarantine(cluster.gpu().id, "because", "uid:0")
-        wrong = await refusal(cluster, claim.call())
+        wrong = await refusal(cluster, replace(claim.call(), restores=why == "restored"))
         assert isinstance(wrong, Quarantined)
         assert "once the claim's pods are deleted" in wrong.public_message
         assert [each.uid for each in cluster.record().prepared_claims] == [claim.uid]
@@ -1006,6 +1006,29 @@ async def test_operator_scrub_releases_a_claim_that_is_never_unprepared_although
 
 
 @in_virtual_time
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_operator_scrub_does_not_release_a_claim_that_a_pod_has_just_joined(leaves: bool) -> None:
+    """The kubelet makes no call for it, and starts its container on the device a moment later."""
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        await cluster.until(lambda: cluster.record().prepared_claims[0].listed_pods == (tenant.pod,))
+        cluster.claims.never_release()
+        assert cluster.service is not None
+        assert tenant.first is not None
+        if leaves:
+            cluster.process_table.fork(tenant.first)
+        cluster.kubelet.force_delete(tenant, 0.5)
+        await cluster.run(DEFAULT.limits.leftover_grace_period + 5.0)
+        joined = cluster.claims.admit(claim, "train-1")
+        await cluster.run(0.02)
+        assert joined.pod not in cluster.record().prepared_claims[0].pods
+        with pytest.raises(DeviceBusy):
+            await cluster.service.scrub(cluster.gpu().id)
+        await cluster.until(lambda: joined.running)
+
+
+@in_virtual_time
 async def test_repeated_prepare_is_a_new_hand_over_if_an_operator_releases_the_claim_meanwhile() -> None:
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)
@@ -1166,6 +1189,94 @@ async def test_sandbox_of_an_adopted_pod_does_not_delay_the_prepare_of_its_own_c
         await cluster.until(lambda: tenant.running)
 
 
+@pytest.mark.parametrize("call", ["prepare", "unprepare"])
+def test_sandbox_of_a_pod_counts_until_its_released_claim_has_had_no_specification_for_the_grace_period(
+    call: str,
+) -> None:
+    """A driver that was killed before it removed the specification says nothing: the pod's container would find the device."""
+
+    @in_virtual_time
+    async def release() -> None:
+        async with simulated_cluster() as cluster:
+            claim = allocated(cluster)
+            tenant = await running(cluster, claim)
+            joined = cluster.claims.admit(claim, "train-1", starts=False)
+            await cluster.node.claims.set_pods(claim.uid, (tenant.pod, joined.pod))
+            assert tenant.first is not None
+            child = cluster.process_table.fork(tenant.first)
+            cluster.claims.never_release()
+            cluster.kubelet.delete(tenant)
+            assert not (await unprepared(cluster, claim, 1.0)).done
+            cluster.process_table.start(joined.uid, f"{joined.uid}/sandbox", "", sandbox=True)
+            cluster.process_table.end(child)
+            await cluster.run(DEFAULT.limits.leftover_grace_period * 2)
+            assert not (await unprepared(cluster, claim, 40.0)).done
+            assert (await refusal(cluster, claim.call(wait=40.0))).code is ErrorCode.EARLIER_POD_RUNNING
+
+            began = cluster.clock.monotonic()
+            if call == "prepare":
+                (granted,) = await prepared(cluster, replace(claim.call(wait=44.0), withdrawn=True))
+                assert granted.basis is Basis.CERTIFICATE
+            else:
+                assert (await cluster.node.claims.unprepare(claim.uid, 40.0, withdrawn=True)).done
+            assert cluster.clock.monotonic() - began >= DEFAULT.limits.leftover_grace_period
+
+    release()
+
+
+@pytest.mark.parametrize("why", ["ran", "no-logs", "unlisted", "untrusted"])
+def test_process_of_a_pod_of_a_released_claim_counts_unless_it_is_proved_that_no_container_of_it_ever_started(
+    why: str,
+) -> None:
+    @in_virtual_time
+    async def release() -> None:
+        async with simulated_cluster() as cluster:
+            claim = allocated(cluster)
+            tenant = await running(cluster, claim)
+            joined = cluster.claims.admit(claim, "train-1", starts=False)
+            await cluster.node.claims.set_pods(claim.uid, (tenant.pod, joined.pod))
+            cluster.claims.never_release()
+            if why == "ran":
+                cluster.process_table.start(joined.uid, f"{joined.uid}/main#1", "", first=True)
+            else:
+                cluster.process_table.start(joined.uid, f"{joined.uid}/sandbox", "", sandbox=True)
+            if why == "no-logs":
+                cluster.kubelet.without_logs.add(joined.uid)
+            elif why == "unlisted":
+                cluster.kubelet.force_delete(joined, 500.0)
+            elif why == "untrusted":
+                cluster.kubelet.trust = Trust.EMPTY_AFTER_RESTART
+            cluster.kubelet.delete(tenant)
+            assert not (await cluster.node.claims.unprepare(claim.uid, 100.0, withdrawn=True)).done
+
+    release()
+
+
+@in_virtual_time
+async def test_claim_is_not_restored_while_the_kubelet_has_it_unprepared_through_another_instance_of_the_driver() -> (
+    None
+):
+    """Unprepare would be answered with success and the claim stay prepared: the kubelet forgets it."""
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        cluster.claims.never_release()
+        assert tenant.first is not None
+        child = cluster.process_table.fork(tenant.first)
+        cluster.kubelet.delete(tenant)
+        release = asyncio.ensure_future(unprepared(cluster, claim))
+        await cluster.until(lambda: not cluster.record().prepared_claims)
+        restore = replace(claim.call(wait=44.0), restores=True)
+        assert (await refusal(cluster, restore)).code is ErrorCode.CLAIM_IN_PROGRESS
+        cluster.process_table.end(child)
+        assert (await release).done
+        await cluster.run(60.0)
+        assert (await refusal(cluster, restore)).code is ErrorCode.CLAIM_IN_PROGRESS
+        assert cluster.record().hygiene is Hygiene.CLEAN
+        await cluster.run(60.0)
+        assert await prepared(cluster, restore)
+
+
 @in_virtual_time
 async def test_only_process_of_a_pod_blocks_a_claim_that_is_restored_without_a_call_of_the_kubelet() -> None:
     """It is a sandbox if the kubelet calls, because it does so before the container; otherwise it may be the tenant."""
@@ -1230,8 +1341,11 @@ async def test_pod_with_admin_access_is_neither_adopted_nor_an_unauthorized_user
             monitor.uid, f"{monitor.uid}/main", "", mounted=frozenset(admin.devices), first=True
         )
         cluster.process_table.open(process, cluster.gpu().id)
+        certificate = cluster.record().certificate
+        assert certificate is not None
         await cluster.run(10.0)
         assert cluster.record().hygiene is not Hygiene.IN_USE
+        assert cluster.record().certificate is None, "what the monitor leaves on the device must not reach a tenant"
         assert cluster.record().open_grants == ()
         assert not {"unauthorized.use.detected", "device.adopted"} & set(event_names(cluster))
         cluster.process_table.end(process)

@@ -15,7 +15,7 @@ from scrubber.domain.handover_kind import Basis, HandOverKind
 from scrubber.domain.node_record import YieldRequester
 from scrubber.domain.record import Grant
 from scrubber.domain.states import Health, Hygiene
-from scrubber.engine.views import GrantedDevice
+from scrubber.engine.views import GrantedDevice, HandOverCall
 from tests.simulation.cluster import SimulatedCluster, simulated_cluster
 from tests.simulation.ports import SimulatedContainers
 from tests.simulation.start_requests import STRICT, TRUSTED, admitted, refusal_of, request_start, started
@@ -100,6 +100,28 @@ async def test_container_restart_needs_no_scrub() -> None:
         grant = cluster.record().last_grant
         assert grant is not None
         assert (grant.kind, grant.basis) == (HandOverKind.SAME_CONTAINER, Basis.SAME_CONTAINER)
+
+
+@pytest.mark.parametrize(
+    ("unreported", "basis"), [(False, Basis.SAME_CONTAINER), (True, Basis.CERTIFICATE)], ids=["reported", "unreported"]
+)
+def test_restart_after_an_allocation_that_could_not_be_reported_needs_a_certificate(
+    unreported: bool, basis: Basis
+) -> None:
+    @in_virtual_time
+    async def restart() -> None:
+        async with simulated_cluster(devices=1) as cluster:
+            tenant = await started(cluster)
+            await cluster.run(2.0)  # and was observed running
+            assert cluster.service is not None
+            assert tenant.worker is not None
+            assert tenant.first is not None
+            tenant.worker.cancel()
+            cluster.process_table.end(tenant.first)
+            call = HandOverCall(tenant.devices, None, frozenset(tenant.devices if unreported else ()))
+            assert [each.basis for each in await cluster.service.hand_over(call)] == [basis]
+
+    restart()
 
 
 @in_virtual_time

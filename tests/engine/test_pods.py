@@ -35,6 +35,8 @@ class Node:
         self.running: tuple[Process, ...] | None = ()
         """None: they cannot be listed."""
         self.cgroups: RemainingCgroups | None = None
+        self.starts: Mapping[str, int] | None = {}
+        """How often each container was started, by the pod's logs; None: they cannot be read."""
 
     async def read(self) -> KubeletReading:
         self.at += 1.0 + self.passed
@@ -51,8 +53,8 @@ class Node:
     async def pod_uid_of(self, pid: int) -> str | None:
         return POD.uid
 
-    def container_starts(self, pod: Pod) -> Mapping[str, int]:
-        return {}
+    def container_starts(self, pod: Pod) -> Mapping[str, int] | None:
+        return self.starts
 
     def watch_first_container(self, pod: Pod) -> None:
         return None
@@ -394,3 +396,47 @@ async def test_processes_present_at_the_adoption_of_a_pod_are_no_baseline_of_a_l
     adopted = replace(GRANT, basis=Basis.ADOPTED, baseline=())
     assert await watch.baseline(GRANT.assignment, [adopted]) == (SANDBOX, MAIN)
     assert await watch.baseline(GRANT.assignment, [adopted, GRANT]) == (SANDBOX,)
+
+
+@pytest.mark.parametrize(
+    ("starts", "listed", "expected"),
+    [
+        ({"main": 0}, True, PodState.OVER),
+        ({"init": 1, "main": 0}, True, PodState.ALIVE),
+        (None, True, PodState.ALIVE),
+        ({"main": 0}, False, PodState.ALIVE),
+    ],
+    ids=["only a sandbox", "an init container was started", "logs that cannot be read", "not listed"],
+)
+async def test_released_pod_counts_as_never_started_only_if_the_kubelet_lists_it_and_its_logs_show_that(
+    starts: dict[str, int] | None, listed: bool, expected: PodState
+) -> None:
+    node = Node()
+    watch = watching(node)
+    node.running, node.starts = (SANDBOX,), starts
+    (grant,) = RELEASED.by_pod()
+    assert grant.claim is not None
+    watch.note_withdrawn(grant.claim.uid, [grant.claim])
+    node.passed += Limits().leftover_grace_period
+    if listed:
+        await watch.refresh()
+    else:
+        await gone(watch, node)
+    assert await state(watch, grant=grant) is expected
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "expected"),
+    [(RemainingCgroups(pod=True), False), (RemainingCgroups(pod=False), True), (None, True)],
+)
+async def test_pod_of_a_claim_counts_as_removed_only_once_its_own_cgroup_is_gone(
+    cgroups: RemainingCgroups | None, expected: bool
+) -> None:
+    """The kubelet may leave out a pod whose containers it has not removed yet; None: pods are not known by cgroups."""
+    node = Node()
+    watch = watching(node)
+    await watch.refresh()
+    node.cgroups = cgroups
+    await gone(watch, node)
+    facts = await watch.claim_pod_facts(POD, (), limits=Limits())
+    assert (facts.has_processes, facts.is_removed) == (False, expected)

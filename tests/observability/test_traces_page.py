@@ -15,7 +15,7 @@ import yaml
 from opentelemetry.sdk import environment_variables
 from packaging.requirements import Requirement
 
-from plugin.dra.claim_driver import PREPARE, UNPREPARE
+from plugin.dra.claim_driver import PREPARE, RESTORE, UNPREPARE
 from plugin.kubelet.server import TRACED_CALLS
 from scrubber.cli.command_tree import app
 from scrubber.config.settings import TraceExport
@@ -52,7 +52,7 @@ def calls(*names: str) -> Iterator[ast.Call]:
 
 def opened() -> set[str]:
     """Return the names of the spans; that of a step contains the step's name."""
-    found = {PREPARE, UNPREPARE, *TRACED_CALLS}
+    found = {PREPARE, RESTORE, UNPREPARE, *TRACED_CALLS}
     for call in calls("span", "_span"):
         name = call.args[0]
         if isinstance(name, ast.JoinedStr):

@@ -403,6 +403,18 @@ async def test_instance_locks_of_different_resources_are_independent(short_tmp: 
     second.release()
 
 
+async def test_only_the_owner_may_open_the_lock_of_an_instance(short_tmp: Path) -> None:
+    """A user who could open it, even to read, could lock it, and keep every instance from registering."""
+    lock = InstanceLock(short_tmp, RESOURCE)
+    before = os.umask(0)
+    try:
+        assert lock.try_acquire()
+    finally:
+        os.umask(before)
+    assert lock.path.stat().st_mode & 0o777 == 0o600
+    lock.release()
+
+
 async def test_lock_of_a_registered_instance_survives_the_removal_of_its_file(short_tmp: Path) -> None:
     older, newer = InstanceLock(short_tmp, RESOURCE), InstanceLock(short_tmp, RESOURCE)
     assert older.try_acquire()

@@ -208,6 +208,12 @@ def spec(path: str) -> api.DeviceSpec:
             ),
             ["GPU-b"],
         ),
+        (api.ContainerAllocateResponse(devices=[spec("/dev//nvidia1")]), ["GPU-b"]),
+        (api.ContainerAllocateResponse(devices=[spec("/dev/dri/../nvidia1")]), ["GPU-b"]),
+        (
+            api.ContainerAllocateResponse(mounts=[api.Mount(host_path="/dev/./nvidia1/", container_path="/x")]),
+            ["GPU-b"],
+        ),
         (
             api.ContainerAllocateResponse(
                 devices=[api.DeviceSpec(host_path="/dev/nvidia0", container_path="/dev/nvidia1")]
@@ -218,6 +224,12 @@ def spec(path: str) -> api.DeviceSpec:
             api.ContainerAllocateResponse(
                 envs={"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
                 mounts=[api.Mount(host_path="/dev/null", container_path="/var/run/nvidia-container-devices/GPU-b")],
+            ),
+            ["GPU-b"],
+        ),
+        (
+            api.ContainerAllocateResponse(
+                mounts=[api.Mount(host_path="/dev/null", container_path="/var/run//nvidia-container-devices/./GPU-b")]
             ),
             ["GPU-b"],
         ),

@@ -61,6 +61,9 @@ class CdiFiles:
     def remove(self, claim_uid: str) -> None:
         self.files.pop(claim_uid, None)
 
+    def has(self, claim_uid: str) -> bool:
+        return claim_uid in self.files
+
     def claims(self) -> frozenset[str]:
         return frozenset(self.files)
 
@@ -129,6 +132,7 @@ class _Service:
         wait_seconds: float,
         extended_resources: Sequence[str] = (),
         restores: bool = False,
+        withdrawn: bool = False,
     ) -> Sequence[ClaimGrant]:
         named = Claim(claim.uid, claim.namespace, claim.name, driver, tuple(_pod(each) for each in pods))
         call = PrepareClaimCall(
@@ -138,6 +142,7 @@ class _Service:
             wait_seconds,
             frozenset(extended_resources),
             restores=restores,
+            withdrawn=withdrawn,
         )
         answer = await self._ask(lambda: self._service().prepare_claim(call))
         self.granted[claim.uid] = answer
@@ -145,8 +150,8 @@ class _Service:
             self._restored(claim.uid, answer)
         return [ClaimGrant(each.device) for each in answer]
 
-    async def unprepare_claim(self, claim_uid: str, *, wait_seconds: float) -> ReleaseProgress:
-        release = await self._ask(lambda: self._service().unprepare_claim(claim_uid, wait_seconds))
+    async def unprepare_claim(self, claim_uid: str, *, wait_seconds: float, withdrawn: bool = False) -> ReleaseProgress:
+        release = await self._ask(lambda: self._service().unprepare_claim(claim_uid, wait_seconds, withdrawn=withdrawn))
         withheld = tuple(DeviceOutOfService(each.device, str(each.code)) for each in release.withheld)
         self.released[claim_uid] = ReleaseProgress(release.done, release.waits_for, withheld)
         return self.released[claim_uid]

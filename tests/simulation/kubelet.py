@@ -99,6 +99,7 @@ class Kubelet:
         delay: additional seconds for every query.
         longest_pause: maximum seconds between two attempts to start a container; pauses double up to this.
         unlogged: UIDs of pods whose containers' log files do not exist yet.
+        without_logs: UIDs of pods whose log directories cannot be read.
         listed_claims: UIDs of the claims whose devices it knows, and lists.
         claim_ended: called when a pod with a claim ends, and whether its containers have ended; returns what to wait for
             before the pod is removed.
@@ -126,6 +127,7 @@ class Kubelet:
         self.delay = 0.0
         self.longest_pause = RETRY_AFTER
         self.unlogged: set[str] = set()
+        self.without_logs: set[str] = set()
         self.listed_claims: set[str] = set()
         self.claim_ended: Callable[[Tenant, bool], Awaitable[None] | None] = lambda tenant, ordered: None
         self.claim_name: Callable[[str], tuple[str, str]] = lambda uid: ("", uid)
@@ -330,8 +332,10 @@ class Kubelet:
         self.starts += 1
         self.restarted()
 
-    def starts_of(self, pod: Pod) -> Mapping[str, int]:
-        """Return how often each container of ``pod`` was started, according to its logs."""
+    def starts_of(self, pod: Pod) -> Mapping[str, int] | None:
+        """Return how often each container of ``pod`` was started, according to its logs; None if they cannot be read."""
+        if pod.uid in self.without_logs:
+            return None
         if pod.uid in self.unlogged:
             return {}
         mine = (proc for proc in self._process_table.procs.values() if proc.pod == pod.uid and proc.first)

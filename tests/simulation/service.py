@@ -164,11 +164,11 @@ class Service:
             raise Gone
         return await self._answer(self.node.claims.prepare(call), f"prepare {call.claim.uid}")
 
-    async def unprepare_claim(self, uid: str, wait: float) -> ClaimRelease:
+    async def unprepare_claim(self, uid: str, wait: float, *, withdrawn: bool = False) -> ClaimRelease:
         """Request like the driver; as :meth:`hand_over`."""
         if not self.life.alive:
             raise Gone
-        return await self._answer(self.node.claims.unprepare(uid, wait), f"unprepare {uid}")
+        return await self._answer(self.node.claims.unprepare(uid, wait, withdrawn=withdrawn), f"unprepare {uid}")
 
     async def start_job(self, call: StartJobCall) -> tuple[GrantedDevice, ...]:
         """Request like a prolog; as :meth:`hand_over`."""

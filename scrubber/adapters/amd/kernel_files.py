@@ -193,14 +193,11 @@ def kfd_processes(kfd: Path, gpu_id: int) -> tuple[KfdProcess, ...]:
     Every process that opens ``/dev/kfd`` has files for all GPUs, so the existence of an entry means nothing.
 
     Raises:
-        OSError: the list cannot be read.
+        OSError: the list cannot be read, or does not exist. The driver creates it when it is loaded, so a missing list does not
+            mean that no process uses the GPU.
     """
-    try:
-        names = os.listdir(kfd / "proc")
-    except FileNotFoundError:
-        return ()
     found: dict[int, int] = {}
-    for name in names:
+    for name in os.listdir(kfd / "proc"):
         matched = _KFD_ENTRY.fullmatch(name)
         if matched is None:
             continue

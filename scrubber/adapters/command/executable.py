@@ -1,10 +1,12 @@
 """The program of a command backend: who may change it, and the digest of what runs.
 
-The program runs as root, so no other user may be able to replace it: neither the file, nor a directory above it.
+The program runs as root, so no other user may be able to replace it: neither the file, nor a directory or a link on the
+way to it.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -15,6 +17,7 @@ from scrubber.domain.errors import BrokenCommand
 __all__ = ["Executable", "ownership_problem"]
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MAX_LINKS = 40  # as the kernel's
 _Fingerprint = tuple[int, int, int, int, int]
 
 
@@ -22,31 +25,51 @@ def ownership_problem(path: Path, owner: int = 0) -> str | None:
     """Return why ``path`` may not run as root, in one sentence that says what to do; None if it may.
 
     Args:
-        owner: uid that must own the file and every directory above it; root (0) may always.
+        owner: uid that must own the file, and every directory and link on the way to it; root (0) may always.
     """
     if not path.is_absolute():
         return f"{path} is not an absolute path; write the whole path, from /."
     try:
-        real = path.resolve(strict=True)
-        found = real.stat()
+        passed = [(each, each.lstat()) for each in _passed_on_the_way_to(path)]
+        found = path.stat()
     except OSError as error:
         return f"{path} cannot be found: {error.strerror or error}."
     if not stat.S_ISREG(found.st_mode) or not found.st_mode & stat.S_IXUSR:
         return f"{path} is not an executable file; run: chmod 0755 {path}"
-    for each in {*_chain(path), *_chain(real)}:
-        state = each.lstat()
-        if stat.S_ISLNK(state.st_mode):
-            continue  # who may replace a link is decided by its directory
+    for each, state in passed:
+        link = stat.S_ISLNK(state.st_mode)
         if state.st_uid not in (0, owner):
-            return f"{each} belongs to the uid {state.st_uid}, who could replace the program; run: chown root {each}"
+            command = f"chown {'-h ' if link else ''}root {each}"
+            return f"{each} belongs to the uid {state.st_uid}, who could replace the program; run: {command}"
         sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
-        if state.st_mode & _OTHERS_MAY_WRITE and not sticky:
+        if state.st_mode & _OTHERS_MAY_WRITE and not (link or sticky):
             return f"{each} is writable by others, who could replace the program; run: chmod go-w {each}"
     return None
 
 
-def _chain(path: Path) -> tuple[Path, ...]:
-    return (path, *path.parents)
+def _passed_on_the_way_to(path: Path) -> list[Path]:
+    """Return each directory and link that the kernel passes from ``/`` to what ``path`` leads to, and that itself.
+
+    A link that leads to another link passes the directory of the second one, which the resolved path does not contain.
+
+    Raises:
+        OSError: something on the way is missing, or there are too many links.
+    """
+    at, links = Path("/"), 0
+    found, waiting = {at: None}, list(reversed(path.parts[1:]))
+    while waiting:
+        name = waiting.pop()
+        at = at.parent if name == ".." else at / name
+        found[at] = None
+        if not stat.S_ISLNK(at.lstat().st_mode):
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = at.readlink()
+        waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        at = Path("/") if target.is_absolute() else at.parent
+    return list(found)
 
 
 class Executable:

@@ -187,9 +187,11 @@ def test_claims_with_a_specification_of_this_driver_are_found(tmp_path: Path) ->
     for name in ("nvidia.yaml", f"{DRIVER}-other.json", "other-claim_x.json"):
         (tmp_path / name).touch()
     assert here.claims() == {CLAIM, OTHER}
+    assert (here.has(CLAIM), here.has("staged")) == (True, False)
     here.remove(OTHER)
     assert here.claims() == {CLAIM}
     assert specs(tmp_path / "gone").claims() == frozenset()
+    assert specs(tmp_path / "nvidia.yaml").has(CLAIM)  # a directory that cannot be read proves nothing
 
 
 def test_temporary_files_of_killed_instances_are_removed_and_those_of_live_ones_stay(tmp_path: Path) -> None:

@@ -91,6 +91,20 @@ async def test_claim_that_a_pod_joined_between_two_releases_is_handed_over_again
         assert (event["claim"], event["claim_uid"]) == (str(ONE), ONE.uid)
 
 
+async def test_service_learns_that_a_claim_has_no_specification_only_when_it_has_none(
+    short_tmp: Path, clock: Clock
+) -> None:
+    async with joined_claim(short_tmp, clock) as here:
+        assert here.service.withdrawn == [
+            True,
+            False,
+            True,
+        ]  # prepared; recorded as released; then without specification
+        await here.prepare(ONE)
+        await here.prepare(ONE)
+        assert here.service.withdrawn[3:] == [True, False]
+
+
 async def test_claim_is_left_alone_while_the_kubelet_may_repeat_its_call(short_tmp: Path, clock: Clock) -> None:
     async with joined_claim(short_tmp, clock) as here:
         clock.now += QUIET - 1.0
@@ -99,6 +113,22 @@ async def test_claim_is_left_alone_while_the_kubelet_may_repeat_its_call(short_t
         clock.now += QUIET - 1.0
         await here.driver.restore(ONE.namespace, ONE.name)
         assert here.service.restores == [False]
+
+
+async def test_claim_is_quiet_neither_during_a_call_nor_right_after_a_long_one(short_tmp: Path, clock: Clock) -> None:
+    quiet: list[bool] = []
+
+    async def take_long(uid: str) -> None:
+        quiet.append(here.driver.is_quiet(ONE.namespace, ONE.name))
+        clock.now += QUIET
+
+    async with joined_claim(short_tmp, clock) as here:
+        clock.now += QUIET
+        assert here.driver.is_quiet(ONE.namespace, ONE.name)
+        here.service.on_release = take_long
+        await here.unprepare(ONE)
+        assert quiet[0] is False
+        assert not here.driver.is_quiet(ONE.namespace, ONE.name)
 
 
 async def test_kubelet_that_calls_while_the_claim_is_read_is_left_to_it(short_tmp: Path, clock: Clock) -> None:
@@ -136,6 +166,23 @@ async def test_claim_that_another_instance_has_prepared_keeps_its_specification_
         here.service.prepared[ONE.uid] = ("SIM-0",)
         await here.driver.restore(ONE.namespace, ONE.name)
         assert here.service.restores == [False]
+
+
+async def test_claim_with_admin_access_that_has_its_specification_is_left_alone(short_tmp: Path, clock: Clock) -> None:
+    """The service remembers a limited number of them for a device: the one forgotten would take the place of the next."""
+    async with node(short_tmp, device(0), times=TIMES, clock=clock) as here:
+        here.api.add(allocated_claim(ONE, "main:sim-0", adminAccess=True))
+        await here.prepare(ONE)
+        here.service.prepared.clear()
+        clock.now += QUIET
+        await here.driver.restore(ONE.namespace, ONE.name)
+        assert here.service.restores == [False]
+        assert len(here.specs()) == 1
+        await here.unprepare(ONE)
+        assert here.specs() == {}
+        clock.now += QUIET
+        await here.driver.restore(ONE.namespace, ONE.name)
+        assert here.service.restores == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,18 @@ async def test_registration_socket_appears_after_the_socket_for_calls_is_served(
     assert present == [False]
 
 
+async def test_no_user_but_that_of_the_driver_and_its_group_may_connect(directory: Directory) -> None:
+    journal = Journal()
+    before = os.umask(0)
+    try:
+        async with registered(directory, journal=journal) as paths:
+            await journal.until("plugin.serving")
+            modes = [path.stat().st_mode & 0o777 for path in (paths.calls_socket, paths.registration_socket)]
+    finally:
+        os.umask(before)
+    assert modes == [0o660, 0o660]
+
+
 @pytest.mark.parametrize("socket_name", ["calls_socket", "registration_socket"])
 async def test_removed_socket_is_created_again(directory: Directory, socket_name: str) -> None:
     journal = Journal()

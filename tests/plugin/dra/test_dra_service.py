@@ -111,7 +111,17 @@ async def test_claims_that_only_the_kubelet_takes_for_prepared_are_listed_and_re
     await service.prepare_claim(REF, [device], [POD], driver=CLAIM.driver, wait_seconds=5.0, restores=True)
     call = node.requests[0]
     assert isinstance(call, views.PrepareClaimCall)
-    assert call.restores
+    assert (call.restores, call.withdrawn) == (True, False)
+
+
+async def test_service_learns_that_a_claim_has_no_specification(node: FakeNode, service: ScrubServiceClaims) -> None:
+    device = ClaimDeviceRequest("GPU-a0")
+    await service.prepare_claim(REF, [device], [POD], driver=CLAIM.driver, wait_seconds=5.0, withdrawn=True)
+    await service.unprepare_claim(REF.uid, wait_seconds=5.0, withdrawn=True)
+    call, release = node.requests[0], node.requests[-1]
+    assert isinstance(call, views.PrepareClaimCall)
+    assert (call.restores, call.withdrawn) == (False, True)
+    assert release == ("unprepare", REF.uid, 5.0, "withdrawn")
 
 
 async def test_service_that_is_away_is_unavailable(short_tmp: Path) -> None:
