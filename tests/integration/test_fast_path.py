@@ -31,30 +31,53 @@ async def test_restarts_and_certified_starts_do_not_list_proc(tmp_path: Path, id
         await stage.wait_until_clean(SOON)
 
         argv = tenant_argv("--write", "a", "--hold", "forever")
-        pod = await running(stage, gpu_pod_spec("restarts", "team-a", argv, restart=RestartPolicy.ALWAYS))
-        for number in range(3):
-            await seen_to_run(stage)
-            await restarted(pod)
-            next_one = await running(stage, writer(f"p{number}", "team-b"))
-            await stage.kubelet.delete(next_one, grace=0)
-            await stage.wait_until_clean(SOON)
+        attempts = 0
+        while not attempts or (attempts < MOST_ATTEMPTS and not all(map(any, starts_without_a_walk(stage, tmp_path)))):
+            spec = gpu_pod_spec(f"restarts-{attempts}", "team-a", argv, restart=RestartPolicy.ALWAYS)
+            pod = await running(stage, spec)
+            for number in range(3):
+                await seen_to_run(stage)
+                await restarted(pod)
+                next_one = await running(stage, writer(f"p{attempts}-{number}", "team-b"))
+                await stage.kubelet.delete(next_one, grace=0)
+                await stage.wait_until_clean(SOON)
+            await stage.kubelet.delete(pod, grace=0)
+            attempts += 1
 
         granted = await history(stage, "handover.granted")
-        assert [row["exception"] for row in granted if row["pod"] == "restarts"] == [None, *["same-container"] * 3]
-        certified = [row["exception"] for row in granted if row["pod"] != "restarts"]
-        assert certified == [None] * 3
-        watched, walks = listings(tmp_path)
+        again = [row["exception"] for row in granted if row["pod"].startswith("restarts")]
+        assert again == [None, *["same-container"] * 3] * attempts
+        certified = [row["exception"] for row in granted if not row["pod"].startswith("restarts")]
+        assert certified == [None] * 3 * attempts
+        watched, _ = listings(tmp_path)
         assert stage.service.pid in watched
         assert watched & set(
             stage.child_processes(stage.service)
         )  # a process that has just started may not have reported yet
-        started = [each for each in stage.kubelet.events if (each.name, each.outcome) == ("PreStartContainer", "OK")]
-        _, *again = [each for each in started if each.pod == "team-a/restarts"]
-        for starts in (again, [each for each in started if each.pod != "team-a/restarts"]):
-            assert len(starts) == 3
-            # On a simulated node the usage check walks occasionally, also during a start; a start that walks always
-            # does.
-            assert any(all(not each.at <= at <= each.at + each.duration for _, at in walks) for each in starts)
+        for starts in starts_without_a_walk(stage, tmp_path):
+            assert len(starts) == 3 * attempts
+            assert any(starts)
+
+
+MOST_ATTEMPTS = 10
+"""On a simulated node the usage check walks about once a second, also during a start; a start that walks always does."""
+
+
+def starts_without_a_walk(stage: Playground, directory: Path) -> tuple[list[bool], list[bool]]:
+    """Return whether no process listed /proc during each restart, and during each start of another pod."""
+    _, walks = listings(directory)
+    restarts: list[bool] = []
+    others: list[bool] = []
+    known: set[str] = set()
+    for each in stage.kubelet.events:
+        if (each.name, each.outcome) == ("PreStartContainer", "OK"):
+            quiet = all(not each.at <= at <= each.at + each.duration for _, at in walks)
+            if not each.pod.startswith("team-a/"):
+                others.append(quiet)
+            elif each.pod in known:
+                restarts.append(quiet)
+            known.add(each.pod)
+    return restarts, others
 
 
 @pytest.mark.parametrize("identity", IDENTITIES)
