@@ -18,7 +18,8 @@ for series in json.load(sys.stdin)["data"]["result"]:
 if len(nodes) > 1:
     sys.exit(f"The answer is about several nodes: {', '.join(sorted(map(str, nodes)))}. Select one by its instance.")
 complete = [found for found in moments.values() if len(found) == 9 and found["sequence"]]
-heads = {found["sequence"]: "".join(f"{found[str(part)]:08x}" for part in range(8)) for found in complete}
+# Two hashes of one row are two heads: they show that the audit log was rewritten.
+heads = {(found["sequence"], "".join(f"{found[str(part)]:08x}" for part in range(8))) for found in complete}
 if not heads:
     sys.exit("There is no head in this answer: nine numbers of the same moment are needed.")
-sys.stdout.writelines(f"{sequence}:{heads[sequence]}\n" for sequence in sorted(heads))
+sys.stdout.writelines(f"{sequence}:{digest}\n" for sequence, digest in sorted(heads))

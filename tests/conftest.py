@@ -4,8 +4,8 @@
 - Compiled bytecode is written independent of the environment: otherwise each of the thousands of daemons and
   children that the tests start would compile all that it imports.
 - The device plugin sees no host: how the container runtime of this machine is configured must not matter.
-- The garbage collector rarely runs: what is loaded is never garbage, and the tests of decisions and of the simulated
-  cluster would spend a fifth of their time in it.
+- The garbage collector rarely runs, and not at all until every test is collected: what is loaded is never garbage, and
+  the tests of decisions and of the simulated cluster would spend a fifth of their time in it.
 - SIGINT always interrupts: a shell without job control starts background commands with SIGINT ignored, and their
   children inherit that.
 """
@@ -23,6 +23,7 @@ import pytest
 
 from tests.depth import register_profiles
 
+gc.disable()
 os.environ["SCRUBBER_HOST_ROOT_CTR_PATH"] = "/nonexistent"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -35,7 +36,8 @@ def pytest_collection_finish() -> None:
     """Exempt everything loaded so far from garbage collection."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(200_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture

@@ -356,6 +356,7 @@ def _preload(kind: str) -> None:
     """Import what the programs import, except the module that a daemon starts with."""
     os.environ["GRPC_VERBOSITY"] = "NONE"  # as the programs do; gRPC reads it when it is imported
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    gc.disable()
     for name in _PRELOADED[kind]:
         package = importlib.import_module(name)
         for each in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{name}."):
@@ -363,6 +364,7 @@ def _preload(kind: str) -> None:
                 importlib.import_module(each.name)
     gc.collect()
     gc.freeze()
+    gc.enable()
     assert len(os.listdir("/proc/self/task")) == 1, "what has threads cannot be forked"
 
 

@@ -32,6 +32,7 @@ from plugin.cluster.pause_labels import (
 )
 from plugin.cluster.pause_lease import PauseLease
 from plugin.cluster.port import ClusterNode, PauseApi
+from plugin.cluster.text import one_line
 from plugin.instance_lock import InstanceLock
 from plugin.logs import Logger, WaitLogger
 from plugin.observers import AgentPauseObserver, NullObserver
@@ -328,7 +329,7 @@ class AgentPauser:
             return
         self._may_hold_lease = True
         while holder := await self._lease.acquire(api):
-            message = f"Waiting for the Lease {self._lease}: {holder} has it, and pauses its own agents."
+            message = f"Waiting for the Lease {self._lease}: {one_line(holder)} has it, and pauses its own agents."
             self._reminder.log_waiting("agents.pause-waiting", pause=goal.pause, message=message)
             await self._report_progress(goal, message)
             await asyncio.sleep(self._times.renew * (0.5 + 0.5 * self._jitter()))
@@ -344,7 +345,7 @@ class AgentPauser:
                 continue
             if holder and not lost:
                 # The reset is under way, and ends sooner than it could begin again.
-                self._log.warning("agents.lease-lost", holder=holder)
+                self._log.warning("agents.lease-lost", holder=one_line(holder))
             lost = bool(holder)
 
     async def _fail(self, goal: _Goal, message: str) -> None:

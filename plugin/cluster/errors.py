@@ -4,6 +4,7 @@
 
     ClusterError
     ├── ApiUnavailable     away, slow, rejects the credentials, or malformed response: repeat after a pause
+    │   ├── ApiAnswerTooLong  the response is longer than its limit: ask for less at once
     │   └── ApiBusy        it responded and asks to wait, perhaps for this one request only
     ├── ApiForbidden       the role does not allow it: a long pause, because an administrator must act first
     ├── ApiConflict        the object exists already, or is not the intended one
@@ -17,6 +18,7 @@ server does.
 from __future__ import annotations
 
 __all__ = [
+    "ApiAnswerTooLong",
     "ApiBusy",
     "ApiConflict",
     "ApiForbidden",
@@ -42,6 +44,10 @@ class ClusterError(Exception):
 
 class ApiUnavailable(ClusterError):
     """The request itself is valid."""
+
+
+class ApiAnswerTooLong(ApiUnavailable):
+    """The response is longer than its limit."""
 
 
 class ApiBusy(ApiUnavailable):

@@ -90,7 +90,7 @@ class PauseLease:
     def _has_expired(self, found: LeaseState) -> bool:
         if found != self._seen:
             self._seen, self._seen_at = found, self._clock()
-        return self._clock() - self._seen_at > (found.seconds or self._seconds)
+        return self._clock() - self._seen_at > (found.seconds if found.seconds > 0 else self._seconds)
 
     def _held(self, before: LeaseState) -> LeaseState:
         return LeaseState(

@@ -95,8 +95,13 @@ class InvalidParameters(InvalidRequest):
     """The claim, or its device class, has opaque parameters that this driver does not accept."""
 
 
-class _Metadata(BaseModel):
+class _Identity(BaseModel):
+    namespace: str
+    name: str
     uid: str
+
+
+class _Metadata(_Identity):
     annotations: dict[str, str] | None = None
 
 
@@ -164,12 +169,6 @@ class _Claim(BaseModel):
     status: _Status = Field(default_factory=_Status)
 
 
-class _AwaitedMetadata(BaseModel):
-    namespace: str
-    name: str
-    uid: str
-
-
 class _Condition(BaseModel):
     type: str
     status: str
@@ -189,7 +188,7 @@ class _AwaitedStatus(BaseModel):
 
 
 class _AwaitedClaim(BaseModel):
-    metadata: _AwaitedMetadata
+    metadata: _Identity
     status: _AwaitedStatus = Field(default_factory=_AwaitedStatus)
 
 
@@ -209,6 +208,9 @@ def read_claim(ref: ClaimIdentity, found: Mapping[str, Any], driver: str, pool: 
         raise InvalidRequest(
             f"Claim {ref} is another one by now: it has the UID {claim.metadata.uid}, and the kubelet asks for {ref.uid}."
         )
+    found_as = f"{claim.metadata.namespace}/{claim.metadata.name}"
+    if found_as != str(ref):  # a name with "/../" finds a claim, which would then be known by a name that no pod uses
+        raise InvalidRequest(f"Claim {ref} has another name at the API server: {found_as}.")
     if claim.status.allocation is None:
         raise InvalidRequest(f"Claim {ref} is not allocated.")
     allocated = claim.status.allocation.devices

@@ -312,10 +312,11 @@ class CdiPublisher:
         """Return the devices that the existing file gives exactly as ``spec`` does."""
         try:
             found = json.loads(self._path.read_bytes())
-            if found["containerEdits"] != spec["containerEdits"]:
+            if _canonical(found["containerEdits"]) != _canonical(spec["containerEdits"]):
                 return frozenset()
-            return frozenset(each["name"] for each in found["devices"] if each in spec["devices"])
-        except (OSError, ValueError, LookupError, TypeError):  # missing, or not written by this plugin
+            written = set(map(_canonical, found["devices"]))
+            return frozenset(each["name"] for each in spec["devices"] if _canonical(each) in written)
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):  # missing, or not written by this plugin
             return frozenset()
 
     def _write(self, content: bytes, devices: int, driver: str, source: str) -> None:
@@ -331,6 +332,11 @@ class CdiPublisher:
         replace_file(self._path.parent, self._path.name, content)
         self._durable = True
         self._log.info("cdi.written", path=str(self._path), devices=devices, driver=driver, source=source)
+
+
+def _canonical(value: object) -> str:
+    """Return JSON in which equal values are equal texts; Python counts true, 1 and 1.0 as equal."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _take_common_edits(spec: ContainerEdits, found: tuple[str, ContainerEdits] | None) -> str:

@@ -28,7 +28,7 @@ from scrubber.domain.states import (
 )
 from scrubber.domain.telemetry import LIFETIME_COUNTERS
 
-__all__ = ["ActiveWarning", "BreakGlass", "DeviceRecord", "Grant"]
+__all__ = ["MAX_ADMIN_CLAIMS", "ActiveWarning", "BreakGlass", "DeviceRecord", "Grant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class BreakGlass:
 _MAX_CGROUPS = 16
 """Containers of one pod that a grant remembers: of those that crash repeatedly only the last can still be exiting."""
 
-_MAX_ADMIN_CLAIMS = 16
+MAX_ADMIN_CLAIMS = 16
 """Maximum number of claims with admin access in a record: monitors of one node are few."""
 
 _MAX_WARNINGS = 32
@@ -400,11 +400,16 @@ class DeviceRecord:
         hygiene = HYGIENE_TRANSITIONS(self.hygiene, HygieneEvent.RELEASED) if unused else self.hygiene
         return replace(after, open_grants=grants, hygiene=hygiene)
 
-    def with_admin_access(self, claim: Claim) -> DeviceRecord:
-        """Add a claim with admin access, or set its pods; beyond a limit the oldest one is forgotten."""
-        others = tuple(each for each in self.admin_claims if each.uid != claim.uid)
-        admins = (*others, claim)[-_MAX_ADMIN_CLAIMS:]
-        return self if claim in self.admin_claims else self._next(admin_claims=admins)
+    def with_admin_access(self, claim: Claim, *, listed: Collection[str] = ()) -> DeviceRecord:
+        """Add a claim with admin access, or set its pods; beyond a limit the oldest one is forgotten.
+
+        Args:
+            listed: UIDs of claims that are not forgotten; fewer than the limit, besides ``claim``.
+        """
+        others = [each for each in self.admin_claims if each.uid != claim.uid]
+        while len(others) >= MAX_ADMIN_CLAIMS:
+            others.remove(next((each for each in others if each.uid not in listed), others[0]))
+        return self if claim in self.admin_claims else self._next(admin_claims=(*others, claim))
 
     def without_admin_access(self, uid: str) -> DeviceRecord:
         """Remove the claim ``uid`` with admin access, if there is one."""

@@ -253,7 +253,8 @@ class KubeletProcess:
 
     async def _admit(self, pod: EmulatedPod) -> None:
         if self._needs_no_admission(pod):
-            await self._node.runtime.remove_pod(pod.uid)
+            if not pod.gone:  # otherwise its deletion has it removed
+                await self._node.runtime.remove_pod(pod.uid)
             self._forget_if_deleted(pod)
             return
         pod.active = True

@@ -29,7 +29,7 @@ from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import InvalidRequest, LedgerFailure, NotReady, Refused
 from scrubber.domain.evidence import PathKind
 from scrubber.domain.policy import Enforcement
-from scrubber.domain.record import DeviceRecord
+from scrubber.domain.record import MAX_ADMIN_CLAIMS, DeviceRecord
 from scrubber.domain.states import Hygiene
 from scrubber.engine import events, refusals
 from scrubber.engine.dependencies import Dependencies
@@ -304,7 +304,10 @@ class NodeClaims:
             event = Event(
                 "claim.admin-access", self._dependencies.clock.wall(), record.device, actor="driver", fields=fields
             )
-            return record.with_admin_access(claim), (event,) if known is None else ()
+            listed = {each.uid for each in record.admin_claims if _may_be_used(each, self._pods.reading)}
+            if known is None and len(listed) >= MAX_ADMIN_CLAIMS:
+                raise refusals.too_many_admin_claims(record.device)
+            return record.with_admin_access(claim, listed=listed), (event,) if known is None else ()
 
         await self._change(controllers, add)
 
@@ -632,6 +635,12 @@ class DriverlessClaims:
 
     def unprepared(self) -> tuple[UnpreparedClaim, ...]:
         raise self._refusal()
+
+
+def _may_be_used(claim: Claim, reading: KubeletReading) -> bool:
+    """Whether the kubelet may list a pod of ``claim``."""
+    pods = (*claim.pods, *reading.pods_of_claim(claim))
+    return not all(reading.proves_absent(each) for each in pods)
 
 
 def _released(

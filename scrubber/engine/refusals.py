@@ -9,7 +9,7 @@ from scrubber.domain.codes import ErrorCode
 from scrubber.domain.errors import DeviceBusy, DeviceFault, InvalidRequest, NotReady, Quarantined, Refused, Unreadable
 from scrubber.domain.jobs import Job
 from scrubber.domain.pods import PodLiveness
-from scrubber.domain.record import DeviceRecord, Grant
+from scrubber.domain.record import MAX_ADMIN_CLAIMS, DeviceRecord, Grant
 from scrubber.domain.states import Hygiene
 from scrubber.domain.telemetry import Holder
 
@@ -53,6 +53,7 @@ __all__ = [
     "resource_of_plugin",
     "scrub_blocked",
     "service_starting",
+    "too_many_admin_claims",
     "unassigned",
     "withheld_message",
     "work_gate_closed",
@@ -348,6 +349,14 @@ def claim_in_progress(claim: Claim) -> NotReady:
         public_message="Another call for this claim has not ended yet. The start is retried.",
         code=ErrorCode.CLAIM_IN_PROGRESS,
     )
+
+
+def too_many_admin_claims(device: str) -> NotReady:
+    message = (
+        f"Pods have device {device} by {MAX_ADMIN_CLAIMS} claims with admin access already. Delete one of them; the start is "
+        "retried."
+    )
+    return NotReady(message, public_message=message)
 
 
 def device_arriving() -> NotReady:

@@ -93,6 +93,12 @@ def test_documented_program_reports_a_saved_head_that_does_not_match(tmp_path: P
     assert message in output
 
 
+@pytest.mark.parametrize("heads", [(f"2:{'0' * 64}", str(ROWS[1].head)), (str(ROWS[1].head), f"2:{'0' * 64}")])
+def test_documented_program_compares_every_saved_head_of_one_row(tmp_path: Path, heads: tuple[str, ...]) -> None:
+    code, output = check(tmp_path, exported(), *heads)
+    assert (code, output) == (1, "row 2 is not the one that was kept\n")
+
+
 def turned(*parts: str) -> str:
     lines = re.sub(r'parts="[^"]*"', f'parts="{" ".join(parts)}"', TURN) if parts else TURN
     return subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True).stdout.strip()

@@ -188,16 +188,6 @@ def test_impossible_condition_or_counter_is_refused_and_unreadable_in_a_file(
         read_faults(place)
 
 
-def test_control_file_from_before_conditions_and_counters_is_still_read(place: Path) -> None:
-    flags = dict.fromkeys(["lost", "reset_fails", "stuck", "unkillable", "wont_clear"], False)
-    content = {"ecc": 2, "ghost": True, "recovery": "reset", "slow_clear": 1.5, "temperature": 50}
-    write_json(place / "control.json", {**flags, **content, "xids": {"95": {"seen": 2, "standing": True}}})
-    active = {95: 2}
-    assert read_faults(place) == Faults(
-        xid_counts={95: 2}, active_xids=active, ecc=2, ghost=True, recovery="reset", slow_clear=1.5, temperature=50
-    )
-
-
 def test_one_condition_can_be_cleared_while_others_stay(node: Path, place: Path) -> None:
     add_faults(node, "0", stuck=True, wont_clear=True, slow_clear=3, reset="fail", temperature=99)
     clear_faults(node, "0", ["stuck", "reset", "slow-clear"])
@@ -329,6 +319,11 @@ def test_unknown_device_or_condition_is_refused(node: Path, tmp_path: Path) -> N
         {"lost": 1},
         {"xids": []},
         {"xids": {"x": {}}},
+        {"xids": {"79": {"seen": 0, "active": 1}}},
+        {"xids": {"79": {"seen": 1, "active": "0"}}},
+        {"xids": {"79": {"seen": 1.5, "active": 1}}},
+        {"xids": {"79": {"seen": 1, "active": True}}},
+        {"xids": {"079": {"seen": 1, "active": 1}}},
         {"conditions": []},
         {"conditions": {"pcie-width": 8}},
         {"counters": []},
@@ -355,10 +350,10 @@ def test_malformed_control_file_is_unreadable_never_healthy(place: Path, documen
         '{"ecc": 9223372036854775808}',
         '{"recovery": "pray"}',
         '{"recovery": "\\ud800"}',
-        '{"xids": {"95": {"seen": 1e999, "standing": true}}}',
-        '{"xids": {"95": {"seen": -1, "standing": true}}}',
-        '{"xids": {"0": {"seen": 1, "standing": true}}}',
-        '{"xids": {"99999999999999999999": {"seen": 1, "standing": true}}}',
+        '{"xids": {"95": {"seen": 1e999, "active": true}}}',
+        '{"xids": {"95": {"seen": -1, "active": true}}}',
+        '{"xids": {"0": {"seen": 1, "active": true}}}',
+        '{"xids": {"99999999999999999999": {"seen": 1, "active": true}}}',
     ],
 )
 def test_excessive_numbers_and_nesting_are_unreadable_and_can_be_cleared(node: Path, place: Path, content: str) -> None:

@@ -221,6 +221,10 @@ class _Case:
                 self._first_deaths[each.run] = min(self._first_deaths[each.run], each.at)
         self._left = {each.number for each in self._messages["left"]}
         self._born = {each.number: each.at for each in self._messages["hello"]}
+        for each in self._messages["ended"]:
+            if each.role == "main" and (order := self._order(each)) is not None:
+                # The end of its child may be reported first.
+                self._first_deaths[each.run] = min(self._first_deaths[each.run], order)
         self._mains = sorted(
             (each for each in self._messages["hello"] if each.role == "main"), key=lambda each: each.at
         )
@@ -306,9 +310,14 @@ class _Case:
             if each.number not in self._left and each.role and (why := self._unlawful(each)):
                 yield f"ended: {each.who} at {each.at:.3f}: {why}"
 
+    def _order(self, end: Message) -> float | None:
+        """Return when the soak was about to kill the process; None if it did not."""
+        born = self._born[end.number]
+        return next((at for pid, at in self.facts.orders if pid == end.pid and born <= at <= end.at), None)
+
     def _unlawful(self, end: Message) -> str:
         """Return why this process must not have been killed; empty if it was killed rightly."""
-        if any(pid == end.pid and self._born[end.number] <= at <= end.at for pid, at in self.facts.orders):
+        if self._order(end) is not None:
             return ""
         if end.role == "unauthorized":
             return "it is a process of the node, which must not be killed"

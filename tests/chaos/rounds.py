@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.chaos import soak_record
 from tests.chaos.soak_record import Round
 
-__all__ = ["KILLS_A_ROUND", "PLANS", "SERVICE_ENDS", "commit_of_tree", "run_rounds", "until_input_ends"]
+__all__ = ["KILLS_A_ROUND", "PLANS", "SERVICE_ENDS", "run_rounds", "until_input_ends"]
 
 KILLS_A_ROUND = 100
 SERVICE_ENDS = frozenset(
@@ -90,16 +90,6 @@ async def _round(number: int, seed: int, commit: str, records: Path) -> Round:
         raise RuntimeError(f"the round with seed {seed} ended with status {process.returncode}; see {log}")
     log.unlink()
     return Round(**json.loads(answer))
-
-
-def commit_of_tree() -> str:
-    """Return the commit that is checked out, marked where a file differs from it."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(("git", *words), cwd=_TREE, capture_output=True, text=True, check=False).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return git("rev-parse", "--short", "HEAD") + ("-changed" if changed else "")
 
 
 async def until_input_ends(work: asyncio.Task[object]) -> None:

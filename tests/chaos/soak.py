@@ -34,13 +34,14 @@ from tests.chaos import soak_record
 from tests.chaos.judgement import Verdict
 from tests.chaos.lives import LEAVING, End, Life, Lives
 from tests.chaos.node_faults import NodeFaults
-from tests.chaos.rounds import SERVICE_ENDS, commit_of_tree, run_rounds, until_input_ends
+from tests.chaos.rounds import SERVICE_ENDS, run_rounds, until_input_ends
 from tests.chaos.shortages import daemon_kind, has_own_pids
 from tests.chaos.slopes import Slopes
 from tests.chaos.soak_record import Round
 from tests.chaos.storm import STORM_LIMIT, Supervisor
 from tests.chaos.watched_node import FOR_EVER, WatchedNode, is_under_way, watched_node
 from tests.chaos.weather import Weather
+from tests.tested_commit import tested_commit
 
 __all__ = ["Outcome", "main", "report", "soak"]
 
@@ -399,7 +400,7 @@ def _kept(breached: bool, records: Path, *, always: bool) -> int:
 
 
 def _rounds(options: argparse.Namespace, seed: int, records: Path) -> int:
-    commit = commit_of_tree()
+    commit = tested_commit()
     found = soak_record.read(options.record, commit) if options.record is not None else []
     print(f"Rounds on {options.nodes} nodes until {options.kills:,} kills, from --seed {seed} on.", flush=True)
     limits = {"kills": options.kills, "nodes": options.nodes, "seed": seed}

@@ -110,6 +110,9 @@ def test_judge_accepts_a_killed_child_process_with_its_container_or_after_its_po
     messages = [*WHOLE, CHILD, CHILD_ENDED]
     assert "the kubelet still had its pod" in breaches(messages)[0]
     assert breaches([*messages[:-1], replace(CHILD_ENDED, at=20.5)]) == []
+    reported_first = [HELLO, CAME, CHILD, replace(CHILD_ENDED, at=19.0), replace(ENDED, at=19.1)]
+    assert breaches(reported_first, orders=[(41, 18.9)]) == []
+    assert breaches(reported_first, orders=[(41, 19.05)]) != []
     late, early = replace(CHILD_ENDED, at=21.5), replace(CHILD_ENDED, at=20.5)
     assert breaches([*messages[:-1], late], pods=pod(leave_children=True)) == []
     assert breaches([*messages[:-1], early], pods=pod(leave_children=True)) != []

@@ -37,6 +37,7 @@ ENVIRONMENTS: list[tuple[dict[str, str], list[str]]] = [
     ({"SLURM_JOB_GPUS": "0", "CUDA_VISIBLE_DEVICES": "GPU-1f3a,0"}, ["0"]),
     ({"CUDA_VISIBLE_DEVICES": " GPU-1f3a"}, ["GPU-1f3a"]),
     ({"CUDA_VISIBLE_DEVICES": "MIG-77"}, ["MIG-77"]),
+    ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
 ]
 
 
@@ -47,17 +48,28 @@ def test_devices_are_uuids_where_slurm_passes_them_and_otherwise_numbers(
     assert job_devices(environment) == devices
 
 
-@pytest.mark.parametrize("value", ["gpu:2", "3-1", "0-99999", "-1", "0-", "0;1", "9999999"])
+@pytest.mark.parametrize("value", [",", " ", "gpu:2", "3-1", "0-99999", "-1", "0-", "0;1", "9999999"])
 def test_value_that_names_no_devices_is_refused_and_never_taken_for_a_job_without_devices(value: str) -> None:
     with pytest.raises(InvalidConfiguration, match="SLURM_JOB_GPUS"):
         job_devices({"SLURM_JOB_GPUS": value})
+
+
+@pytest.mark.parametrize("value", ["0", "0,1", "GPU-1f3a,0", "all"])
+def test_devices_that_slurm_names_by_their_position_only_are_refused_and_never_taken_for_a_job_without_devices(
+    value: str,
+) -> None:
+    with pytest.raises(InvalidConfiguration, match="SLURM_JOB_GPUS is empty"):
+        job_devices({"SLURM_JOB_GPUS": "", "CUDA_VISIBLE_DEVICES": value})
 
 
 # --- the scripts for slurm.conf ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["prolog", "epilog"])
-@pytest.mark.parametrize(("environment", "devices"), [*ENVIRONMENTS, ({"SLURM_JOB_GPUS": "gpu:2"}, ["refused"])])
+@pytest.mark.parametrize(
+    ("environment", "devices"),
+    [*ENVIRONMENTS, ({"SLURM_JOB_GPUS": "gpu:2"}, ["refused"]), ({"CUDA_VISIBLE_DEVICES": "0"}, ["refused"])],
+)
 def test_script_runs_the_command_only_for_a_job_with_devices(
     name: str, environment: dict[str, str], devices: list[str], tmp_path: Path
 ) -> None:

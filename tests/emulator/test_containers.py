@@ -229,6 +229,31 @@ async def test_processes_of_a_force_deleted_pod_end_eventually(kubelet: Kubelet)
     await ended(child)
 
 
+async def test_processes_of_a_pod_force_deleted_before_a_restarted_kubelet_has_admitted_it_live_on(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = await kubelet.run(pod("over", container("main", "true", gpus=0, restart=RestartPolicy.NEVER)))
+    await over.wait(PodPhase.SUCCEEDED, SOON)
+    last = await kubelet.run(pod("last", container("main", "exec sleep 60", gpus=0)))
+    holder = (await last.wait(PodPhase.RUNNING, SOON)).containers["main"].pid or 0
+    admitting, go_on, remove_pod = asyncio.Event(), asyncio.Event(), ContainerRuntime.remove_pod
+
+    async def remove_later(self: ContainerRuntime, uid: str) -> None:
+        if uid == over.uid:
+            admitting.set()
+            await go_on.wait()
+        await remove_pod(self, uid)
+
+    monkeypatch.setattr(ContainerRuntime, "remove_pod", remove_later)
+    await kubelet.restart()
+    await admitting.wait()
+    await kubelet.delete(last, force=True, linger=3600.0)
+    go_on.set()
+    following = await kubelet.run(pod("next", container("main", gpus=0)))
+    await following.wait(PodPhase.RUNNING, SOON)
+    assert alive(holder)
+
+
 async def test_pod_force_deleted_during_container_creation_leaves_nothing(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])) as plugin:
         requested, answer = asyncio.Event(), asyncio.Event()

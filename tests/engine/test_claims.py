@@ -1297,6 +1297,21 @@ async def test_only_process_of_a_pod_blocks_a_claim_that_is_restored_without_a_c
 
 
 @in_virtual_time
+@pytest.mark.parametrize("restores", [True, False])
+async def test_claim_keeps_its_former_device_unless_the_kubelet_itself_requests_another_one_for_its_unstarted_pod(
+    restores: bool,
+) -> None:
+    """Without a request of the kubelet, the pod may start at any time on the answer that the kubelet has."""
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        await cluster.claims.prepare(claim, cluster.claims.admit(claim, "train-0", starts=False))
+        moved = replace(claim.call(wait=20.0), devices=(cluster.gpu(1).id,), restores=restores)
+        wrong = await refusal(cluster, moved)
+        assert wrong.code is (ErrorCode.CLAIM_CHANGED if restores else ErrorCode.CLAIM_ABANDONED)
+        assert bool(cluster.record().prepared_claims) is restores
+
+
+@in_virtual_time
 async def test_unprepare_after_a_reboot_is_done() -> None:
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)
@@ -1349,6 +1364,30 @@ async def test_pod_with_admin_access_is_neither_adopted_nor_an_unauthorized_user
         assert cluster.record().open_grants == ()
         assert not {"unauthorized.use.detected", "device.adopted"} & set(event_names(cluster))
         cluster.process_table.end(process)
+
+
+@in_virtual_time
+async def test_claim_with_admin_access_that_the_kubelet_lists_is_never_forgotten_for_another_one() -> None:
+    async with simulated_cluster() as cluster:
+        admins = [allocated(cluster, namespace="monitoring") for _ in range(36)]
+        listed, forgotten, last = admins[:16:2], admins[1:20:2], admins[20:]
+        for each in admins[:20]:
+            await prepared(cluster, _with_admin_access(each))
+            if each in listed:
+                cluster.claims.admit(each, f"pod-of-{each.name}", starts=False)
+                cluster.kubelet.listed_claims.add(each.uid)
+                await cluster.run(2.0)
+        kept = {each.uid for each in cluster.record().admin_claims}
+        assert {each.uid for each in listed} < kept
+        assert forgotten[0].uid not in kept
+        for each in last[:8]:
+            await prepared(cluster, _with_admin_access(each))
+            cluster.claims.admit(each, f"pod-of-{each.name}", starts=False)
+            cluster.kubelet.listed_claims.add(each.uid)
+            await cluster.run(2.0)
+        with pytest.raises(NotReady, match="16 claims with admin access"):
+            await prepared(cluster, _with_admin_access(last[8]))
+        assert {each.uid for each in cluster.record().admin_claims} == {each.uid for each in (*listed, *last[:8])}
 
 
 @in_virtual_time

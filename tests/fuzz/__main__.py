@@ -21,6 +21,7 @@ from tests.fuzz.mutation import minimise
 from tests.fuzz.record import Run, read_runs, report
 from tests.fuzz.table import all_targets, module_of
 from tests.fuzz.target import Target
+from tests.tested_commit import tested_commit
 
 _ROOT = Path(__file__).parents[2]
 _BUILD = _ROOT / "build" / "fuzz"
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fuzz(chosen: Sequence[Target], options: argparse.Namespace) -> int:
-    commit = _commit()
+    commit = tested_commit()
     runs = read_runs(options.record) if options.record else []
     failed = False
     for target in chosen:
@@ -185,13 +186,6 @@ def _lines(target: Target, folders: _Folders) -> tuple[int, int]:
         reached, lines = map(int, traced.stdout.split()[-2:])
         return reached, lines
     return 0, 0
-
-
-def _commit() -> str:
-    """Return the tree's commit, marked if it was changed since."""
-    command = ("git", "describe", "--always", "--dirty", "--exclude=*")
-    found = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

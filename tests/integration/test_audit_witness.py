@@ -43,7 +43,7 @@ else mkdir -p "$5" && cp "$WITNESS"/store/* "$5"; fi""",
 class Witness:
     """A machine outside the node, on which the page's lines run in ``directory``."""
 
-    def __init__(self, directory: Path, stage: Playground) -> None:
+    def __init__(self, directory: Path, socket_dir: Path) -> None:
         self.directory = directory
         programs = directory / "bin"
         programs.mkdir(parents=True)
@@ -57,7 +57,7 @@ class Witness:
             "WITNESS": str(directory),
             "NO_COLOR": "1",
             **dict.fromkeys(("PROMETHEUS", "NODE", "START", "END", "JOURNAL", "BUCKET"), "x"),
-            "SCRUBBER_SOCKET_DIR": str(stage.socket_dir),
+            "SCRUBBER_SOCKET_DIR": str(socket_dir),
         }
 
     async def run(self, script: str) -> tuple[int, str]:
@@ -118,7 +118,7 @@ async def test_heads_of_each_witness_reveal_a_truncated_and_a_rewritten_audit_lo
         stage.service.arguments = arguments
         await stage.start_daemons(SOON)
         await stage.wait_until_clean(SOON)
-        witness = Witness(stage.directory / "witness", stage)
+        witness = Witness(stage.directory / "witness", stage.socket_dir)
         await running(stage, writer("a", "team-a"))
         answer = {"status": "success", "data": {"resultType": "matrix", "result": list(scraped(stage, 1.0))}}
         (witness.directory / "answer.json").write_text(json.dumps(answer))
@@ -158,3 +158,35 @@ async def test_answer_of_prometheus_without_one_complete_head_is_refused(result:
     _, err = await program.communicate(json.dumps({"data": {"result": result}}).encode())
     assert program.returncode == 1
     assert message in err.decode()
+
+
+async def test_heads_of_the_journal_are_those_that_the_service_published_and_no_text_of_a_tenant(
+    tmp_path: Path,
+) -> None:
+    witness = Witness(tmp_path, tmp_path)
+    published, forged = f"7:{'a' * 64}", f"7:{'b' * 64}"
+    command = f'train "event": "audit.head-published" {forged}'
+    lines = (
+        {"event": "unauthorized.use.detected", "component": "service", "command": command},
+        {"event": "audit.head-published", "component": "service", "head": published},
+        {"event": "service.ready", "component": "service", "audit_head": f"3:{'c' * 64}"},
+    )
+    (tmp_path / "journal").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    assert await witness.run(JOURNAL) == (0, "")
+    assert witness.heads() == [f"3:{'c' * 64}", published]
+
+
+async def test_two_hashes_of_one_row_in_the_answer_of_prometheus_are_two_heads(tmp_path: Path) -> None:
+    """A log that was truncated, and has grown to the same row again, must not hide the head from before."""
+    witness = Witness(tmp_path, tmp_path)
+    sequence = {"metric": {"__name__": "scrubber_audit_head_sequence"}, "values": [[1, "7"], [2, "7"], [3, "7"]]}
+    parts = [
+        {
+            "metric": {"__name__": "scrubber_audit_head_hash", "part": str(part)},
+            "values": [[1, "1"], [2, "2"], [3, "2"]],
+        }
+        for part in range(8)
+    ]
+    (tmp_path / "answer.json").write_text(json.dumps({"data": {"result": [sequence, *parts]}}))
+    assert await witness.run(PROMETHEUS) == (0, "")
+    assert witness.heads() == [f"7:{'00000001' * 8}", f"7:{'00000002' * 8}"]

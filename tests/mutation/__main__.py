@@ -11,7 +11,6 @@ import argparse
 import importlib.util
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.abc import Loader, MetaPathFinder
@@ -27,6 +26,7 @@ import pytest
 import pytest_asyncio
 
 from tests.mutation.mutants import Mutant, mutants
+from tests.tested_commit import tested_commit
 
 _ROOT = Path(__file__).parents[2]
 _RECORD = _ROOT / "bench/results/mutation.txt"
@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=24)
     options = parser.parse_args()
     known = _known()
-    commit = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True, check=True).stdout.strip()
+    commit = tested_commit()
     for module, tests in _TESTS.items():
         if options.module and not any(part in module for part in options.module):
             continue

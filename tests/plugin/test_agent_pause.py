@@ -26,7 +26,7 @@ from scrubber.domain.errors import InvalidConfiguration, InvalidRequest, Unavail
 from scrubber.emulator.cluster import Answer, ApiRequest, Selection, Silence
 from scrubber.emulator.cluster.resources import LEASES
 from tests.cluster.operands import OperandsStandIn, holding_process
-from tests.cluster.plugin_server import PAUSES_AGENTS, PluginApiServer, failure, kubeconfig
+from tests.cluster.plugin_server import PAUSES_AGENTS, PluginApiServer, answer, failure, kubeconfig
 from tests.plugin.test_cluster_plugin import command
 from tests.plugin.test_cluster_reporter import Diary
 from tests.plugin_collaborators import FakeKubelet, FakeService, device, snapshot
@@ -448,6 +448,38 @@ async def test_pause_waits_until_another_node_has_released_the_lease_and_reports
         assert lease["metadata"]["labels"] == {"a": "b"}
         stage.service.show_pause(None)
         await stage.restored()
+
+
+async def test_holder_of_a_lease_is_reported_on_one_printable_line(stage: Stage) -> None:
+    stage.server.replace(LEASES, held("node-2\x1b[2J\n" + "x" * 1000))
+    times = AgentPauseTimes(call=20, renew=0.01, first_retry=0.01, lock_poll=0.01)
+    async with stage.instance(times=times):
+        stage.service.show_pause(PAUSE)
+        await stage.service.bell.until(lambda: "has it, and pauses its own agents" in stage.last_message())
+        assert r"node-2\x1b[2J xxx" in stage.last_message()
+        assert stage.last_message().isprintable()
+        assert len(stage.last_message()) < 500
+        stage.server.api.patch(LEASES, LEASE.name, {"spec": {"holderIdentity": None}}, LEASE.namespace)
+        stage.service.show_pause(None)
+        await stage.restored()
+
+
+@pytest.mark.parametrize("seconds", [-5, 0])
+async def test_lease_of_another_node_without_a_duration_is_taken_after_this_nodes_own(
+    stage: Stage, seconds: int
+) -> None:
+    from plugin.cluster.pause_lease import PauseLease
+
+    now = [100.0]
+    api = stage.connect()
+    lease = PauseLease(LEASE, "node-1", seconds=60, clock=lambda: now[0], wall_clock=lambda: 1_900_000_000.0)
+    found = held("node-2")
+    found["spec"]["leaseDurationSeconds"] = seconds
+    stage.server.intercept = lambda request: answer(found) if request.http.method == "GET" else None
+    assert await lease.acquire(api) == "node-2"
+    now[0] += 60
+    assert await lease.acquire(api) == "node-2"
+    await api.close()
 
 
 async def test_lease_of_a_node_that_died_is_taken_after_it_was_not_renewed_for_its_duration(stage: Stage) -> None:

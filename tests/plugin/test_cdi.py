@@ -571,6 +571,16 @@ def test_writer_killed_before_the_rename_leaves_the_old_file_and_does_not_block_
     assert (tmp_path / "a.json").read_bytes() == b"newest"
 
 
+def test_devices_of_a_damaged_file_that_cannot_be_written_again_are_refused(desk: Desk) -> None:
+    assert desk.publisher.publish([gpu(0)], "1") == {}
+    spec = json.loads(desk.file.read_bytes())
+    assert desk.publisher._devices_in_file(spec) == {gpu(0).id}
+    spec["devices"][0]["containerEdits"]["number"] = 1
+    for damaged in (json.dumps(spec).replace('"number": 1', '"number": true'), "[" * 100_000):
+        desk.file.write_text(damaged)
+        assert desk.publisher._devices_in_file(spec) == frozenset()
+
+
 def test_replace_file_does_not_write_through_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / ".a.json.tmp").symlink_to("precious")

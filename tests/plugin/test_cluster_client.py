@@ -16,8 +16,9 @@ from lightkube.config.kubeconfig import SingleConfig
 from plugin.cluster import client as client_module
 from plugin.cluster.client import MAX_ANSWER_BYTES, ApiServerClient
 from plugin.cluster.condition import CONDITION_TYPE, ConditionFormat, ConditionPolarity
-from plugin.cluster.credentials import Credentials, PodServiceAccount
+from plugin.cluster.credentials import Credentials, Kubeconfig, PodServiceAccount
 from plugin.cluster.errors import (
+    ApiAnswerTooLong,
     ApiBusy,
     ApiConflict,
     ApiForbidden,
@@ -30,7 +31,7 @@ from plugin.cluster.port import ClusterNode, EventContent, EventTarget
 from plugin.cluster.view import ConditionStatus, NodeCondition
 from scrubber.emulator.cluster import Answer, HttpResponse, Silence
 from scrubber.emulator.cluster.resources import BUDGETS, EVENTS
-from tests.cluster.plugin_server import PluginApiServer, failure, kubeconfig
+from tests.cluster.plugin_server import PluginApiServer, answer, failure, kubeconfig
 
 NOW = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 BEFORE = datetime(2031, 5, 6, 7, 0, 0, tzinfo=UTC)
@@ -244,13 +245,13 @@ async def test_success_response_with_a_failure_status_is_an_error(
         ),
         pytest.param(
             HttpResponse(200, b" " * (MAX_ANSWER_BYTES + 1)),
-            ApiUnavailable,
+            ApiAnswerTooLong,
             f"longer than {MAX_ANSWER_BYTES} bytes",
             id="200, too long",
         ),
         pytest.param(
             HttpResponse(500, b" " * (MAX_ANSWER_BYTES + 1)),
-            ApiUnavailable,
+            ApiAnswerTooLong,
             f"longer than {MAX_ANSWER_BYTES} bytes",
             id="500, too long",
         ),
@@ -375,3 +376,125 @@ async def test_invalid_kubeconfig_is_refused_until_it_is_valid(
     login.path.write_text(good)
     await client.get_node()
     await client.close()
+
+
+@pytest.mark.parametrize(
+    ("user", "broken"),
+    [
+        ("{token: Se-cr-et, a: }}", "not valid YAML (line 10)"),
+        ("{token: Se-cr-et: x}", "not valid YAML (line 10)"),
+        ('{token: "Se-cr-et}', "not valid YAML (line 11)"),
+        ("{token: Se-cr-et\0}", "not valid YAML"),
+        (r'{token: "Se-cr-et\nx"}', "check the token"),
+        (r'{token: "Se-cr-et\0"}', "check the token"),
+        (r'{token: "\ud800Se-cr-et"}', "request to the API server failed"),
+        ("{token: [Se-cr-et]}", "cannot be used"),
+    ],
+)
+async def test_no_message_about_a_kubeconfig_contains_its_secrets(
+    server: PluginApiServer, tmp_path: Path, user: str, broken: str
+) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        "current-context: here\ncontexts:\n- name: here\n  context: {cluster: c, user: u}\nclusters:\n- name: c\n"
+        f"  cluster: {{server: '{server.url}'}}\nusers:\n- name: u\n  user: {user}\n"
+    )
+    client = ApiServerClient(Kubeconfig(path), "node-1", deadline=20)
+    with pytest.raises(ApiUnavailable) as raised:
+        await client.get_node()
+    assert broken in str(raised.value)
+    assert "cr-et" not in str(raised.value)
+    await client.close()
+
+
+async def test_token_that_no_header_may_contain_is_read_again(
+    client: ApiServerClient, server: PluginApiServer, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("Se-cr-et\nmore")
+    with pytest.raises(ApiUnavailable, match="check the token") as raised:
+        await client.get_node()
+    assert "cr-et" not in str(raised.value)
+    (tmp_path / "token").write_text("good")
+    await client.get_node()
+
+
+async def test_message_with_the_words_of_the_api_server_is_one_printable_line(
+    client: ApiServerClient, server: PluginApiServer
+) -> None:
+    for refusal in (failure(403, "Forbidden", "a\x1b[2J\nb"), b"HTTP/1.1 403 a\x1b[2J b\r\nContent-Length: 0\r\n\r\n"):
+        server.intercept = lambda request, refusal=refusal: refusal  # type: ignore[misc]
+        with pytest.raises(ClusterError) as raised:
+            await client.get_node()
+        assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [
+        ("2031-05-06T09:00:00+02:00", BEFORE.replace(hour=7)),
+        ("2031-05-06T07:00:00", BEFORE),
+        ("0001-01-01T00:00:00+23:59", None),
+        ("9999-12-31T23:59:59-23:59", None),
+    ],
+)
+async def test_time_of_the_condition_is_read_in_utc_and_is_unknown_where_it_has_no_equivalent(
+    client: ApiServerClient, server: PluginApiServer, time: str, expected: datetime | None
+) -> None:
+    condition = {"type": CONDITION_TYPE, "status": "True", "lastTransitionTime": time}
+    server.intercept = lambda request: answer({"status": {"conditions": [condition]}})
+    node = await client.get_node()
+    assert (node.status, node.transition_time) == (ConditionStatus.TRUE, expected)
+
+
+async def test_time_of_a_lease_without_an_equivalent_in_utc_is_unknown(
+    client: ApiServerClient, server: PluginApiServer
+) -> None:
+    server.intercept = lambda request: answer({"spec": {"renewTime": "0001-01-01T00:00:00+23:59"}})
+    assert (await client.get_lease("scrubber-system", "pause")).renewed_at is None
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"metadata": {"name": "r"}, "spec": {"nodeName": None}},
+        {"metadata": {"name": None}},
+        {"metadata": {"name": "r"}, "status": {"completionTime": 7}},
+        {"metadata": {"name": "r"}, "status": {"conditions": [{"reason": {}}]}},
+    ],
+    ids=str,
+)
+async def test_reset_without_the_shape_of_one_is_invalid(
+    client: ApiServerClient, server: PluginApiServer, found: dict[str, Any]
+) -> None:
+    server.intercept = lambda request: answer(found)
+    with pytest.raises(ApiUnavailable, match="response is invalid"):
+        await client.get_gpu_reset("r")
+    server.intercept = lambda request: answer({"items": [found]})
+    with pytest.raises(ApiUnavailable, match="response is invalid"):
+        await client.list_gpu_resets()
+
+
+async def test_status_of_a_reset_is_one_printable_line(client: ApiServerClient, server: PluginApiServer) -> None:
+    condition = {"type": "Complete", "status": "True", "reason": "a\x1b[2J", "message": "b\nc"}
+    server.intercept = lambda request: answer({"metadata": {"name": "r"}, "status": {"conditions": [condition]}})
+    assert (await client.get_gpu_reset("r")).status_text == r"a\x1b[2J: b c"
+
+
+@pytest.mark.parametrize("version", [None, 7, {}])
+async def test_version_that_is_no_text_is_invalid(
+    client: ApiServerClient, server: PluginApiServer, version: object
+) -> None:
+    server.intercept = lambda request: answer({"gitVersion": version})
+    with pytest.raises(ApiUnavailable, match="response is invalid"):
+        await client.get_version()
+    server.intercept = lambda request: answer({"gitVersion": "v1.36\x1b[2J\n"})
+    assert await client.get_version() == r"v1.36\x1b[2J"
+
+
+async def test_reason_why_a_pod_was_not_evicted_is_one_printable_line(
+    client: ApiServerClient, server: PluginApiServer
+) -> None:
+    server.intercept = lambda request: answer({"status": "Failure", "message": "a\x1b[2J\nb"}, 201)
+    with pytest.raises(ApiBusy) as raised:
+        await client.evict_pod("team-a", "train-0", "uid-1")
+    assert str(raised.value) == r"The API server did not evict the pod: a\x1b[2J b"

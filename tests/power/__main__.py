@@ -7,7 +7,6 @@ was killed (before each of its operations in turn), and in a life after a power 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 from random import Random
@@ -15,6 +14,7 @@ from time import process_time
 
 from tests.power.recording import Recorder, Result, examine
 from tests.power.scenarios import SCENARIOS
+from tests.tested_commit import tested_commit
 
 _RECORD = Path(__file__).parents[2] / "bench/results/power.txt"
 
@@ -54,8 +54,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=4, help="kill before every n-th operation of a long life")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
-    lines = [f"commit {commit.stdout.strip()}, --each {options.each} --every {options.every} --seed {options.seed}"]
+    lines = [f"commit {tested_commit()}, --each {options.each} --every {options.every} --seed {options.seed}"]
     broken = None
     with Recorder.start() as recorder:
         for scenario in SCENARIOS:

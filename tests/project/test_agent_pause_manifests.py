@@ -123,6 +123,11 @@ def test_plugin_gets_the_labels_in_order_which_both_policies_permit(
         (with_labels(**{EXPORTER: "false"}), request(node_name="node-2"), False),
         ({"spec": node()["spec"] | {"unschedulable": True}}, request(), False),
         ({"spec": node()["spec"] | {"taints": []}}, request(), False),
+        (
+            {"spec": node()["spec"] | {"taints": [*node()["spec"]["taints"], OWN | {"effect": "NoExecute"}]}},
+            request(),
+            False,
+        ),
         (with_labels(zone="b"), request(account="someone-else"), True),
     ],
 )

@@ -99,9 +99,11 @@ def test_role_is_bound_to_the_drivers_account() -> None:
 
 
 ACCOUNT = "system:serviceaccount:scrubber-system:scrubber-dra"
-SLICE = {"spec": {"driver": DEFAULT_DRIVER_NAME, "nodeName": "node-1"}}
-OTHERS_SLICE = {"spec": {"driver": "gpu.example.com", "nodeName": "node-1"}}
-NO_NODE = {"spec": {"driver": DEFAULT_DRIVER_NAME, "allNodes": True}}
+POOL = {"name": "node-1"}
+SLICE = {"spec": {"driver": DEFAULT_DRIVER_NAME, "nodeName": "node-1", "pool": POOL}}
+OTHERS_SLICE = {"spec": {"driver": "gpu.example.com", "nodeName": "node-1", "pool": POOL}}
+OTHERS_POOL = {"spec": {"driver": DEFAULT_DRIVER_NAME, "nodeName": "node-1", "pool": {"name": "node-2"}}}
+NO_NODE = {"spec": {"driver": DEFAULT_DRIVER_NAME, "allNodes": True, "pool": POOL}}
 
 
 def user(node: str | None = "node-1") -> Document:
@@ -120,6 +122,7 @@ def user(node: str | None = "node-1") -> Document:
         ("CREATE", SLICE, user(None), False),
         ("CREATE", NO_NODE, user(), False),
         ("UPDATE", OTHERS_SLICE, user(), False),
+        ("CREATE", OTHERS_POOL, user(), False),
         ("DELETE", SLICE, {"username": "system:serviceaccount:other:driver"}, True),
     ],
 )

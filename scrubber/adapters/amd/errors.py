@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 __all__ = ["ErrorCounters"]
 
@@ -72,12 +73,16 @@ def _load(path: Path, boot: str) -> dict[str, _AtReset]:
         found = json.loads(path.read_bytes())
         if found["boot"] != boot:
             return {}
-        return {
-            str(gpu): _AtReset(
-                {str(block): int(count) for block, count in at_reset["errors"].items()},
-                frozenset(map(str, at_reset["records"])),
-            )
-            for gpu, at_reset in found["atReset"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {gpu: _parse(at_reset) for gpu, at_reset in found["atReset"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
+
+
+def _parse(at_reset: Mapping[str, Any]) -> _AtReset:
+    """Return one GPU's entry; raises ValueError and others for what was not written here."""
+    errors, records = at_reset["errors"], at_reset["records"]
+    if not all(type(count) is int and count >= 0 for count in errors.values()):
+        raise ValueError("an error counter is not a count")
+    if not isinstance(records, list) or not all(isinstance(record, str) for record in records):
+        raise ValueError("the records are not a list of strings")
+    return _AtReset(errors, frozenset(records))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,7 +21,14 @@ from types import MappingProxyType
 
 from scrubber.adapters.amd.kernel_files import AmdPaths
 from scrubber.adapters.amd.requests import Trait
-from scrubber.adapters.children.driver_response import objects, optional_count, optional_text, text
+from scrubber.adapters.children.driver_response import (
+    malformed,
+    objects,
+    optional_count,
+    optional_number,
+    optional_text,
+    text,
+)
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.kernel_text import value_in
@@ -33,6 +41,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _THE_DRIVER = "the node's driver"
 _DRIVER = "amdgpu"
 _SINGLE = "SPX"
+_RENDER, _CARD = re.compile(r"renderD[0-9]+"), re.compile(r"card[0-9]+")
 
 
 class AmdInventory:
@@ -154,17 +163,24 @@ class AmdInventory:
         nodes = sorted(objects(answer, "nodes"), key=lambda node: optional_count(node, "partition") or 0)
         if not nodes:
             raise Unreadable(f"The compute driver (KFD) does not list the GPU at {address}; the kernel log shows why.")
+        names, partitions = (
+            {text(node, "name") for node in nodes},
+            {optional_count(node, "partition") or 0 for node in nodes},
+        )
+        if not len(names) == len(partitions) == len(nodes):
+            raise malformed("nodes", "has two partitions with the same name or number")
         partitioned = len(nodes) > 1 or (optional_text(answer, "compute_partition") or _SINGLE) != _SINGLE
         return tuple(self._device(address, answer, node, partitioned=partitioned) for node in nodes)
 
     def _device(self, address: str, gpu: Message, node: Mapping[str, object], *, partitioned: bool) -> Device:
         index, partition = str(self._indexes[address]), optional_count(node, "partition") or 0
         unique_id = optional_text(gpu, "unique_id")
-        memory = (None if partitioned else optional_count(gpu, "memory")) or optional_count(node, "memory") or 0
+        whole, own = optional_count(gpu, "memory"), optional_count(node, "memory")
+        memory = (not partitioned and whole) or own or 0
         if memory <= 0:
             raise Unreadable(f"The GPU at {address} reports no memory.")
         compute_mode, memory_mode = optional_text(gpu, "compute_partition"), optional_text(gpu, "memory_partition")
-        numa = optional_count(gpu, "numa_node")
+        numa = optional_number(gpu, "numa_node")
         traits = {
             Trait.PCI: address,
             Trait.UNIQUE_ID: unique_id,
@@ -173,7 +189,7 @@ class AmdInventory:
             Trait.COMPUTE_UNITS: str(optional_count(node, "compute_units") or 0),
             Trait.POSITION: str(optional_count(node, "position") or 0),
             Trait.PARTITION: str(partition),
-            Trait.HIVE: f"{hive:#x}" if (hive := optional_count(node, "hive")) else None,
+            Trait.HIVE: f"{hive:#x}" if (hive := optional_count(node, "hive", bits=64)) else None,
             Trait.NUMBER: text(node, "render_number"),
             Trait.CARD_NUMBER: optional_text(node, "card_number"),
             Trait.KFD_NUMBER: optional_text(gpu, "kfd_number"),
@@ -195,8 +211,10 @@ class AmdInventory:
         )
 
     def _access(self, node: Mapping[str, object]) -> tuple[Access, ...]:
-        names = [text(node, "render"), optional_text(node, "card")]
-        paths = ["/dev/kfd", *(f"/dev/dri/{name}" for name in names if name is not None)]
+        render, card = text(node, "render"), optional_text(node, "card")
+        if not _RENDER.fullmatch(render) or not (card is None or _CARD.fullmatch(card)):
+            raise malformed("nodes", f"names {render!r} and {card!r}, which are not the device nodes of a GPU")
+        paths = ["/dev/kfd", *(f"/dev/dri/{name}" for name in (render, card) if name is not None)]
         return tuple(
             Access(AccessKind.DEVICE_NODE, f"{str(self._paths.root).rstrip('/')}{path}", path) for path in paths
         )

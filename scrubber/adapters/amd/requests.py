@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scrubber.adapters.amd.kernel_files import AmdPaths
-from scrubber.adapters.children.driver_response import malformed
+from scrubber.adapters.children.driver_response import is_count, malformed
 from scrubber.adapters.children.message import Message
 from scrubber.domain.device import Device
 from scrubber.domain.errors import Unreadable
@@ -85,7 +85,7 @@ def process_memory(answer: Mapping[str, object]) -> dict[int, int]:
         raise malformed("processes", "is not a list")
     found: dict[int, int] = {}
     for row in rows:
-        if not (isinstance(row, list) and len(row) == 2 and all(type(each) is int for each in row)):
+        if not (isinstance(row, list) and len(row) == 2 and all(map(is_count, row))):
             raise malformed("processes", "has a row that is not a PID and a number of bytes")
-        found[row[0]] = row[1]
+        found[row[0]] = max(row[1], found.get(row[0], 0))
     return found

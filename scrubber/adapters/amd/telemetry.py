@@ -13,12 +13,13 @@ from scrubber.adapters.amd.conditions import ERROR_SIGNAL, MEMORY_BLOCK, block_n
 from scrubber.adapters.amd.errors import ErrorCounters
 from scrubber.adapters.amd.holders import AmdHolders
 from scrubber.adapters.amd.requests import device_request, pci_address
-from scrubber.adapters.children.driver_response import optional_count, texts
+from scrubber.adapters.children.driver_response import counts as count_map
+from scrubber.adapters.children.driver_response import malformed, optional_count, optional_number, texts
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.signal_stream import SignalBroadcaster
 from scrubber.domain.device import Device
-from scrubber.domain.errors import ScrubberError, Unreadable
+from scrubber.domain.errors import ScrubberError
 from scrubber.domain.telemetry import Signal, Snapshot
 
 __all__ = ["AmdTelemetry"]
@@ -66,13 +67,13 @@ class AmdTelemetry:
         for block, count in uncorrected.items():
             if count and block != MEMORY_BLOCK:
                 errors[block_number(block)] = errors.get(block_number(block), 0) + count
-        pages = answer.get("pages")
-        retired = dict.fromkeys((_RETIRED, _PENDING, _FAILED), 0) | (pages if isinstance(pages, dict) else {})
+        pages = None if answer.get("pages") is None else count_map(answer, "pages")
+        retired = dict.fromkeys((_RETIRED, _PENDING, _FAILED), 0) | (pages or {})
         counters = {
             "ecc_corrected": sum(_of_kind(counts, _CORRECTED).values()),
             "ecc_deferred": sum(_of_kind(counts, _DEFERRED).values()),
         }
-        if isinstance(pages, dict):
+        if pages is not None:
             counters["retired_pages"] = retired[_RETIRED]
         counters |= {f"cper_{kind.replace('-', '_')}": count for kind, count in records.items()}
         conditions = _conditions(answer, retired)
@@ -84,7 +85,7 @@ class AmdTelemetry:
             device.id,
             errors=errors,
             ecc_uncorrected=uncorrected.get(MEMORY_BLOCK),
-            temperature_celsius=optional_count(answer, "temperature"),
+            temperature_celsius=optional_number(answer, "temperature"),
             is_held=await self._holders.usage_shows_holder(device, answer),
             settings=texts(answer, "settings"),
             defaults=texts(answer, "defaults"),
@@ -159,25 +160,20 @@ def _counts(answer: Message) -> dict[str, dict[str, int]]:
     """
     found = answer.get("errors")
     if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
-        raise Unreadable("The driver's response is invalid: 'errors' is not an object of counters.")
-    return found
+        raise malformed("errors", "is not an object of counters")
+    return {block: count_map(found, block) for block in found}
 
 
 def _records(answer: Message) -> dict[str, int]:
     """Return the numbers of hardware error records by kind; empty where the driver offers none."""
-    found = answer.get("records")
-    if found is None:
-        return {}
-    if not isinstance(found, dict) or not all(type(count) is int for count in found.values()):
-        raise Unreadable("The driver's response is invalid: 'records' is not an object of counts.")
-    return found
+    return {} if answer.get("records") is None else count_map(answer, "records")
 
 
 def _fatal_records(answer: Message) -> list[str]:
     """Return the identities of the fatal hardware error records."""
     found = answer.get("fatal_records")
     if not isinstance(found, list) or not all(isinstance(record, str) for record in found):
-        raise Unreadable("The driver's response is invalid: 'fatal_records' is not a list of strings.")
+        raise malformed("fatal_records", "is not a list of strings")
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +24,7 @@ __all__ = ["ComputeModeFence", "GpuControl"]
 _RECORDS = "fences"
 _EXCLUSIVE = "exclusive-process"
 _MAX_RECORD_BYTES = 64
+_RECORD = re.compile(rb"([a-z0-9]+(?:-[a-z0-9]+)*)\n?")
 
 
 class GpuControl(Protocol):
@@ -98,18 +100,19 @@ class ComputeModeFence:
         note = self._record_path(device)
         try:
             with note.open("rb") as file:
-                mode = file.read(_MAX_RECORD_BYTES + 1).decode("ascii", "replace").strip(" \n")
+                content = file.read(_MAX_RECORD_BYTES + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise Unavailable(
                 f"{note} cannot be read, so the fence of {device.id} stays in place: {error.strerror}."
             ) from error
-        if not mode or len(mode) > _MAX_RECORD_BYTES:
+        record = _RECORD.fullmatch(content) if len(content) <= _MAX_RECORD_BYTES else None
+        if record is None:
             raise Unreadable(
                 f"{note} does not contain the compute mode that {device.id} had: set it manually and remove the file."
             )
-        return mode
+        return record[1].decode("ascii")
 
     def _write(self, device: Device, mode: str) -> None:
         """Write the record durably and atomically: a record that exists is complete."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from scrubber.adapters.children.driver_response import count, objects, optional_count, optional_text, text
+from scrubber.adapters.children.driver_response import count, malformed, objects, optional_count, optional_text, text
 from scrubber.adapters.children.message import Message
 from scrubber.domain.device import Access, AccessKind, Device
 
@@ -64,19 +64,25 @@ def parse_description(answer: Message) -> GpuDescription:
     Raises:
         Unreadable: the reply is malformed.
     """
-    total = count(answer, "total")
+    total = _memory(answer)
+    instances = tuple(_instance(each, total) for each in objects(answer, "instances"))
+    for key in ("uuid", "index"):
+        if len({getattr(each, key) for each in instances}) != len(instances):
+            raise malformed("instances", f"has two instances with the same {key}")
+    if not isinstance(answer.get("mig"), bool):
+        raise malformed("mig", "is neither true nor false")
     traits = {name: optional_text(answer, name) for name in _TRAITS}
     return GpuDescription(
         uuid=text(answer, "uuid"),
         name=text(answer, "name"),
         minor=count(answer, "minor"),
         memory_bytes=total,
-        mig=bool(answer.get("mig")),
+        mig=answer["mig"] is True,
         traits=tuple((name, value) for name, value in traits.items() if value is not None),
         nvlinks=tuple(
             (optional_text(each, "remote"), optional_text(each, "kind")) for each in objects(answer, "links")
         ),
-        instances=tuple(_instance(each, total) for each in objects(answer, "instances")),
+        instances=instances,
     )
 
 
@@ -181,17 +187,25 @@ def _instance(row: Mapping[str, object], total: int) -> InstanceDescription:
         index=count(row, "index"),
         gi=count(row, "gi"),
         ci=count(row, "ci"),
-        memory_bytes=count(row, "total"),
+        memory_bytes=_memory(row),
         profile=_profile(row, total),
     )
 
 
+def _memory(row: Mapping[str, object]) -> int:
+    """Return the bytes of memory; without any, clearing all of it would prove nothing."""
+    found = count(row, "total")
+    if found == 0:
+        raise malformed("total", "is 0")
+    return found
+
+
 def _profile(row: Mapping[str, object], total: int) -> str:
     """Return the driver's profile name; where the driver reports none, derive it by the same rule."""
-    named = _NAMED_PROFILE.search(optional_text(row, "name") or "" if row.get("name") else "")
+    slices, compute, mebibytes = (optional_count(row, key) for key in ("slices", "compute_slices", "mebibytes"))
+    named = _NAMED_PROFILE.search("" if row.get("name") == "" else optional_text(row, "name") or "")
     if named is not None:
         return (named[1] or "") + named[2]
-    slices, compute, mebibytes = (optional_count(row, key) for key in ("slices", "compute_slices", "mebibytes"))
     if slices is None or compute is None or mebibytes is None:
         return "unknown"
     return profile_name(slices, compute, mebibytes, total)

@@ -418,7 +418,7 @@ class EventWatch:
             lost = message["fault"] == "lost"
             self._signals.publish(Signal(device, "lost" if lost else "changed") for device in gpu.parts)
             raise _EventsEnded(str(message.get("message")), permanent=message["fault"] == "not-applicable")
-        kind, data = count(message, "event"), count(message, "data")
+        kind, data = count(message, "event", bits=64), count(message, "data", bits=64)
         self._record_event(gpu, kind, data, (optional_count(message, "gi"), optional_count(message, "ci")))
         return True
 

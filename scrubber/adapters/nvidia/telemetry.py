@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
-from scrubber.adapters.children.driver_response import counts, optional_count, optional_text, texts
+from scrubber.adapters.children.driver_response import (
+    counts,
+    optional_count,
+    optional_number,
+    optional_text,
+    texts,
+)
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid
@@ -60,7 +66,7 @@ class NvidiaTelemetry:
             device.id,
             errors=dict(self._events.xids(device.id)),
             ecc_uncorrected=optional_count(answer, "ecc_uncorrected"),
-            temperature_celsius=optional_count(answer, "temperature_celsius"),
+            temperature_celsius=optional_number(answer, "temperature_celsius"),
             is_held=None if answer.get("processes") is None else await self._holders.usage_shows_holder(device, answer),
             recovery_action=optional_text(answer, "recovery"),
             settings=texts(answer, "settings"),

@@ -205,7 +205,7 @@ class Faults:
     def to_json(self) -> dict[str, object]:
         document = {name: getattr(self, name) for name in _PLAIN}
         document["xids"] = {
-            str(code): {"seen": seen, "standing": self.active_xids.get(code, 0)}
+            str(code): {"seen": seen, "active": self.active_xids.get(code, 0)}
             for code, seen in sorted(self.xid_counts.items())
         }
         return {**document, "conditions": dict(self.conditions), "counters": dict(self.counters)}
@@ -261,6 +261,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 _CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _COUNTER = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+_XID = re.compile(r"[1-9][0-9]{0,8}")
 _FIRMWARE = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
 _MAX_READING_LENGTH = 200
 
@@ -316,21 +317,20 @@ def _is_word(pattern: re.Pattern[str], word: object) -> bool:
 
 def _xids(document: object, where: str) -> tuple[dict[int, int], dict[int, int]]:
     """Return how often each XID was seen, and how often each active one was raised since it was last cleared."""
-    try:
-        seen = {int(code): int(each["seen"]) for code, each in document.items()}  # type: ignore[attr-defined]
-        active = {int(code): _active_count(each) for code, each in document.items() if each["standing"]}  # type: ignore[attr-defined]
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise Unreadable(f"{where}: 'xids' is invalid.") from error
-    if not all(
-        1 <= code <= MAX_XID and 0 <= active.get(code, 0) <= times <= _MAX_COUNT for code, times in seen.items()
-    ):
-        raise Unreadable(f"{where}: 'xids' contains a number that is out of range.")
+    if not isinstance(document, dict):
+        raise Unreadable(f"{where}: 'xids' is invalid.")
+    seen: dict[int, int] = {}
+    active: dict[int, int] = {}
+    for code, counts in document.items():
+        times, active_times = (counts.get("seen"), counts.get("active")) if isinstance(counts, dict) else (None, None)
+        if not (_XID.fullmatch(code) and type(times) is int and type(active_times) is int):
+            raise Unreadable(f"{where}: 'xids' is invalid.")
+        if not (int(code) <= MAX_XID and 1 <= times <= _MAX_COUNT and 0 <= active_times <= times):
+            raise Unreadable(f"{where}: 'xids' contains a number that is out of range.")
+        seen[int(code)] = times
+        if active_times:
+            active[int(code)] = active_times
     return seen, active
-
-
-def _active_count(xid: Mapping[str, object]) -> int:
-    """Return how often an active XID was raised since it was last cleared; older files only say that it is active."""
-    return int(xid["seen"] if xid["standing"] is True else xid["standing"])  # type: ignore[call-overload,no-any-return]
 
 
 def _recovery_rank(recovery: str) -> int:

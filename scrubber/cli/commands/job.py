@@ -27,6 +27,8 @@ __all__ = ["add_commands", "job_devices", "slurm_job"]
 _EPILOG_SECONDS = 5.0
 """Seconds for which an epilog tries to reach the service: what it has to say is known to the next prolog, too."""
 _MAX_RANGE = 1024
+_NO_DEVICES = frozenset({"", "NoDevFiles", "-1"})
+"""Values of ``CUDA_VISIBLE_DEVICES`` for a job without GPUs."""
 
 PrologWaitOption = Annotated[
     float,
@@ -133,7 +135,11 @@ def job_devices(environment: Mapping[str, str]) -> Sequence[str]:
     if all(each.startswith(("GPU-", "MIG-")) for each in visible):
         return visible
     found: list[str] = []
-    value = environment.get("SLURM_JOB_GPUS", "")
+    value, listed = environment.get("SLURM_JOB_GPUS", ""), environment.get("CUDA_VISIBLE_DEVICES", "")
+    if not value and listed not in _NO_DEVICES:
+        raise InvalidConfiguration(
+            f'CUDA_VISIBLE_DEVICES is "{listed}", which are no UUIDs, and SLURM_JOB_GPUS is empty: pass the devices with --device.'
+        )
     for part in (each.strip() for each in value.split(",") if each.strip()):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or len(first) > 6 or len(last) > 6:
@@ -142,4 +148,6 @@ def job_devices(environment: Mapping[str, str]) -> Sequence[str]:
         if not 0 < len(numbers) <= _MAX_RANGE:
             raise InvalidConfiguration(f'SLURM_JOB_GPUS is "{value}": pass the devices with --device.')
         found += map(str, numbers)
+    if value and not found:
+        raise InvalidConfiguration(f'SLURM_JOB_GPUS is "{value}": pass the devices with --device.')
     return list(dict.fromkeys(found))

@@ -268,6 +268,8 @@ async def test_claims_of_one_call_are_independent_and_each_has_an_answer(short_t
     ("change", "error"),
     [
         (lambda claim: claim["metadata"].update(uid="other"), "is another one by now"),
+        (lambda claim: claim["metadata"].update(name="other"), "has another name at the API server: team-a/other"),
+        (lambda claim: claim["metadata"].update(namespace="team-b"), "has another name at the API server: team-b/"),
         (lambda claim: claim["status"].pop("allocation"), "is not allocated"),
         (lambda claim: claim.pop("status"), "is not allocated"),
         (lambda claim: claim["status"]["allocation"]["devices"].update(results=[]), "has no device of"),

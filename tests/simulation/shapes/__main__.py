@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.simulation.shapes.matrix import Played, Tally, in_processes, shapes_to_play, tally
 from tests.simulation.shapes.play import play
 from tests.simulation.shapes.shape import Box, Device, Kind, Script, Shape, written
+from tests.tested_commit import tested_commit
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +57,7 @@ async def _all(shapes: Sequence[Shape], jobs: int, record: Path | None) -> list[
     names = {written(each) for each in shapes}
     found = [each for each in map(Played.read, lines) if each.shape in names]
     known = {each.shape for each in found}
-    commit = await _commit()
+    commit = tested_commit()
     began = time.monotonic()
     async for shape, outcomes in in_processes([each for each in shapes if written(each) not in known], jobs):
         found.append(Played(written(shape), commit, outcomes))
@@ -75,14 +76,6 @@ async def _all(shapes: Sequence[Shape], jobs: int, record: Path | None) -> list[
 
 def _counts(played: Played) -> tuple[int, int]:
     return played.tally.plays.total(), played.tally.failures
-
-
-async def _commit() -> str:
-    """Return the tree's commit, marked if it was changed since."""
-    command = ("git", "describe", "--always", "--dirty", "--exclude=*")
-    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    output, _ = await child.communicate()
-    return output.decode().strip() or "unknown"
 
 
 def _report(found: Sequence[Played]) -> str:
