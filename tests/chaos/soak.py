@@ -226,7 +226,9 @@ async def soak(
         lives = Lives(node.socket, seed, devices=devices, without=LEAVING if dra else frozenset())
         lanes = Lanes(node, lives, pods, _chance(seed, "lanes"), enough, progress=progress, stormy=stormy, **limits)
         chance = _chance(seed, "weather")
-        slopes = {daemon_kind(each): Slopes(each, lambda: node.starts) for each in (service, plugin)}
+        slopes = {
+            daemon_kind(each): Slopes(each, lambda: node.starts, 50 if kills else 500) for each in (service, plugin)
+        }
 
         async def pause_for_pods() -> None:
             enough_pods = lanes.count + chance.randint(*pace)
@@ -357,6 +359,7 @@ def report(outcome: Outcome) -> str:
     lines += [
         f"{outcome.seconds:>12.0f}  seconds; of processor time {own:.0f} (kubelet and soak), {others:.0f} (the others)"
     ]
+    lines += soak_record.growth([outcome.slopes])
     lines += [f"{len(outcome.verdict.breaches):>12,}  breaches"]
     lines += [f"  ✗ {each}" for each in outcome.verdict.breaches[:50]]
     return "\n".join(lines)
@@ -375,7 +378,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, metavar="FILE", help="append each round; those of this commit count")
     parser.add_argument("--nodes", type=int, default=2, help="rounds at a time (default 2)")
     parser.add_argument("--round", metavar="COMMIT", help=argparse.SUPPRESS)
-    parser.add_argument("--spare-service", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--spare-service", action="store_true", help="one life of the service, whose memory is measured"
+    )
     options = parser.parse_args(argv)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
     records = options.records or Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
@@ -386,7 +391,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _rounds(options, seed, records)
     print(f"{options.pods} pods over {options.devices} devices; --seed {seed} makes the same ones again.", flush=True)
     settings = {"pods": options.pods, "devices": options.devices, "seed": seed, "memory": options.memory}
-    outcome = asyncio.run(_until_sigterm(soak(records, **settings, dra=options.dra, progress=True)))
+    spare = SERVICE_ENDS if options.spare_service else frozenset()
+    outcome = asyncio.run(_until_sigterm(soak(records, **settings, dra=options.dra, spare=spare, progress=True)))
     print(report(outcome))
     return _kept(bool(outcome.verdict.breaches), records, always=options.records is not None)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-__all__ = ["Round", "append", "read", "total"]
+__all__ = ["Round", "append", "growth", "read", "total"]
 
 _DIRTY = {"foreign bytes", "touched memory", "two at once", "no gate"}
 _LOST = {"ledger", "leak", "accounts"}
@@ -86,9 +86,14 @@ def total(rounds: Iterable[Round]) -> str:
         "seconds": sum(each.seconds for each in every),
         "seconds of CPU time": sum(each.processor for each in every),
     }
-    lines = [f"{count:>12,}  {what}" for what, count in counts.items()]
-    for daemon in sorted({daemon for each in every for daemon in each.slopes}):
-        samples = [each.slopes[daemon] for each in every if each.slopes.get(daemon)]
+    return "\n".join([*(f"{count:>12,}  {what}" for what, count in counts.items()), *growth([x.slopes for x in every])])
+
+
+def growth(slopes: Sequence[Mapping[str, Mapping[str, float]]]) -> list[str]:
+    """Return a line for each daemon with its mean growth; none for a daemon whose lives were too short."""
+    lines = []
+    for daemon in sorted({daemon for each in slopes for daemon in each}):
+        samples = [each[daemon] for each in slopes if each.get(daemon)]
         starts = sum(each["starts"] for each in samples)
         if starts:
             memory, descriptors = (
@@ -98,4 +103,4 @@ def total(rounds: Iterable[Round]) -> str:
                 f"              {daemon}: {memory / 1024:+,.0f} KiB and {descriptors:+.2f} descriptors "
                 f"for each thousand container starts within a life ({starts:,.0f} starts)"
             )
-    return "\n".join(lines)
+    return lines
