@@ -1312,6 +1312,30 @@ async def test_claim_keeps_its_former_device_unless_the_kubelet_itself_requests_
 
 
 @in_virtual_time
+async def test_service_that_ends_during_a_release_does_not_adopt_the_claims_pod_because_something_holds_the_device() -> (
+    None
+):
+    """The kubelet lists the pod until the release has ended, and an adopted pod keeps a device until it is not listed."""
+    async with simulated_cluster() as cluster:
+        claim = allocated(cluster)
+        tenant = await running(cluster, claim)
+        assert tenant.worker is not None
+        tenant.worker.cancel()
+        for process in list(cluster.process_table.living(tenant.uid)):
+            cluster.process_table.end(process)
+        release = asyncio.ensure_future(unprepared(cluster, claim))
+        await cluster.until(lambda: cluster.record().hygiene is Hygiene.SCRUBBING)
+        holder = cluster.process_table.start(None, "host", "host")
+        cluster.process_table.open(holder, claim.devices[0])
+        cluster.kill()
+        with suppress(Gone):
+            await release
+        await cluster.start_service()
+        cluster.process_table.end(holder)
+        assert (await unprepared(cluster, claim, 100.0)).done
+
+
+@in_virtual_time
 async def test_unprepare_after_a_reboot_is_done() -> None:
     async with simulated_cluster() as cluster:
         claim = allocated(cluster)

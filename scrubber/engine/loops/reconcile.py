@@ -191,7 +191,10 @@ async def _adopt_unrecorded_pods(
         pod for each in controller.state.record.admin_claims for pod in (*each.pods, *reading.pods_of_claim(each))
     }
     by_pod = {each.pod: each for each in reversed(named) if each.pod.uid is not None and each.pod not in admins}
+    claimed = {pod for each in controller.state.record.open_grants if each.claim is not None for pod in each.pods}
     for pod, assignment in by_pod.items():
+        if pod in claimed:  # listed until its claim's release has ended, which an adoption would keep from ever ending
+            continue
         try:
             processes = await dependencies.containers.processes(pod)
             sandbox = presumed_sandbox(processes, held=held)
