@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +54,33 @@ def test_missing_list_of_processes_does_not_mean_that_there_is_none(tmp_path: Pa
         kfd_processes(tmp_path, GPU)
     (tmp_path / "proc").mkdir()
     assert kfd_processes(tmp_path, GPU) == ()
+
+
+@pytest.mark.parametrize("directory", ["812", "812/queues"])
+def test_process_that_ends_while_it_is_read_is_not_listed_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str
+) -> None:
+    write(tmp_path / "proc/812/queues/0/gpuid", str(GPU))
+    write(tmp_path / "proc/813" / f"vram_{GPU}", "4096")
+
+    def ending(list_directory: Callable[..., Any]) -> Callable[..., Any]:
+        def listed(path: Any) -> Any:
+            if path == tmp_path / "proc" / directory:
+                shutil.rmtree(tmp_path / "proc/812")
+            return list_directory(path)
+
+        return listed
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, ending(getattr(os, name)))
+    assert kfd_processes(tmp_path, GPU) == (KfdProcess(813, 4096),)
+
+
+@pytest.mark.parametrize("file", [f"vram_{GPU}", "queues/0/gpuid"])
+def test_use_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path, file: str) -> None:
+    (tmp_path / "proc/812" / file).mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        kfd_processes(tmp_path, GPU)
 
 
 def test_process_with_no_memory_and_no_queue_on_the_gpu_does_not_use_it(tmp_path: Path) -> None:

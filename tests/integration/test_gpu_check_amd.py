@@ -96,7 +96,7 @@ def test_amd_gpu_whose_cleaner_shader_does_nothing_fails_the_gpu_check(machine: 
     shader.unlink()
     shader.symlink_to("/dev/null")  # accepts the request
     ran = check(machine, "--only", "attack")
-    assert (ran.status, ran.verdicts(Verdict.FAILED)) == (1, {"attack.local-memory.after"})
+    assert (ran.status, ran.verdicts(Verdict.FAILED)) == (1, {"attack.local-memory.after"}), ran.output
 
 
 def test_local_memory_without_a_cleaner_shader_is_reported_as_not_judged(machine: AmdMachine, part: Part) -> None:
@@ -112,12 +112,12 @@ def test_amd_memory_that_does_not_clear_fails_the_gpu_check_and_the_other_parts_
 ) -> None:
     (part.memory.parent / "spoiled").touch()
     ran = check(machine, "--only", "coverage", "settings")
-    assert (ran.status, ran.verdicts(Verdict.FAILED)) == (1, {"coverage"})
+    assert (ran.status, ran.verdicts(Verdict.FAILED)) == (1, {"coverage"}), ran.output
     assert "settings.read" in ran.verdicts(Verdict.PASSED)
 
 
 def test_amd_gpu_in_use_is_not_checked(machine: AmdMachine, part: Part) -> None:
     with machine.hold(part) as pid:
         ran = check(machine)
-    assert ran.status == 2
+    assert ran.status == 2, ran.output
     assert f"in use by PID {pid}" in ran.output

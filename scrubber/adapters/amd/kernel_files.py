@@ -6,6 +6,7 @@ Every read may block while a GPU is being reset, so only child processes read be
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,8 @@ _KFD_ENTRY = re.compile(r"(?:pid:)?([0-9]+)(?:-id:[0-9]+)?")
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20}")
 _VENDOR, _DISPLAY, _ACCELERATOR = 0x1002, 0x03, 0x12
 _KIB = 1024
+_VANISHED = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV})
+"""What the kernel reports for a file of a process that has gone; for one that was open already, ENODEV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ def kfd_processes(kfd: Path, gpu_id: int) -> tuple[KfdProcess, ...]:
 
     Raises:
         OSError: the list cannot be read, or does not exist. The driver creates it when it is loaded, so a missing list does not
-            mean that no process uses the GPU.
+            mean that no process uses the GPU. An entry that vanishes meanwhile is of a process that has gone.
     """
     found: dict[int, int] = {}
     for name in os.listdir(kfd / "proc"):
@@ -202,7 +205,8 @@ def kfd_processes(kfd: Path, gpu_id: int) -> tuple[KfdProcess, ...]:
         if matched is None:
             continue
         entry, pid = kfd / "proc" / name, int(matched[1])
-        for context in (entry, *entry.glob("context_*")):
+        contexts = (entry / each for each in _vanishing_entries(entry) if each.startswith("context_"))
+        for context in (entry, *contexts):
             vram = _vanishing_number(context / f"vram_{gpu_id}")
             if vram or _has_queue(context, gpu_id):
                 found[pid] = found.get(pid, 0) + vram
@@ -210,15 +214,31 @@ def kfd_processes(kfd: Path, gpu_id: int) -> tuple[KfdProcess, ...]:
 
 
 def _has_queue(context: Path, gpu_id: int) -> bool:
-    return any(_vanishing_number(queue) == gpu_id for queue in context.glob("queues/*/gpuid"))
+    queues = context / "queues"
+    return any(_vanishing_number(queues / each / "gpuid") == gpu_id for each in _vanishing_entries(queues))
 
 
 def _vanishing_number(path: Path) -> int:
-    """Return the number in a file of a process; 0 once the process has gone."""
+    """Return the number in a file of a process; 0 once it is gone."""
     try:
         return optional_number(path) or 0
-    except OSError:
-        return 0
+    except OSError as error:
+        if error.errno in _VANISHED:
+            return 0
+        raise
+
+
+def _vanishing_entries(directory: Path) -> list[str]:
+    """Return the names in a directory of a process; none once it is gone.
+
+    ``Path.glob`` would raise if the directory vanished while it is listed, and return nothing if it may not be listed.
+    """
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        if error.errno in _VANISHED:
+            return []
+        raise
 
 
 def error_counts(directory: Path) -> dict[str, dict[str, int]]:
