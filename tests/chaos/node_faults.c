@@ -1,7 +1,8 @@
 /* Faults of a node's clock, disk and kernel limits, preloaded into the daemons of a soak (see node_faults.py).
  *
  * The faults are in a page that all preloaded processes share: the file that NODE_FAULTS names. Nothing outside those
- * processes is affected. An offset applies to the wall clock alone, or, as after a suspend, to CLOCK_BOOTTIME too.
+ * processes is affected. An offset applies to the wall clock alone: CLOCK_BOOTTIME is the clock of the start times in
+ * /proc, which are not offset, and every process would look older than a moment that has just passed.
  * Disk faults apply to files below `directory`, but not to logs, which a node's own log service stores. A full disk has `room` bytes left: growth uses them, truncation returns
  * them. inotify fails as at its limits.
  */
@@ -24,9 +25,9 @@
 #include <unistd.h>
 
 struct faults {
-    _Atomic int64_t wall_ns, boot_ns; /* offsets */
-    _Atomic int64_t disk_error;       /* errno of every write; 0: none */
-    _Atomic int64_t room;             /* bytes; negative: no limit */
+    _Atomic int64_t wall_ns;    /* offset */
+    _Atomic int64_t disk_error; /* errno of every write; 0: none */
+    _Atomic int64_t room;       /* bytes; negative: no limit */
     _Atomic int64_t no_inotify;
     char directory[256];
 };
@@ -51,9 +52,7 @@ __attribute__((constructor)) static void find_the_page(void)
 
 static int64_t offset_of(clockid_t clock)
 {
-    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)
-        return faults->wall_ns;
-    return clock == CLOCK_BOOTTIME ? faults->boot_ns : 0;
+    return clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE ? faults->wall_ns : 0;
 }
 
 static void shift(struct timespec *at, int64_t by)

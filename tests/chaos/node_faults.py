@@ -22,7 +22,7 @@ __all__ = ["NodeFaults", "limit_descriptors", "limit_memory", "no_limit", "tear_
 
 _SOURCE = Path(__file__).with_name("node_faults.c")
 _FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
-_PAGE = struct.Struct("<5q256s")
+_PAGE = struct.Struct("<4q256s")
 _NO_LIMIT = -1
 _NANOSECONDS = 1_000_000_000
 
@@ -50,7 +50,7 @@ class NodeFaults:
             self._page = mmap.mmap(file.fileno(), mmap.PAGESIZE)
         self.environment: Mapping[str, str] = {"LD_PRELOAD": str(library()), "NODE_FAULTS": str(path)}
         self.clock_steps: list[tuple[float, float]] = []
-        self._wall = self._boot = 0.0
+        self._wall = 0.0
         self._disk_error, self._room = 0, _NO_LIMIT
         self._inotify_exhausted = False
         self._directory = b""
@@ -68,11 +68,6 @@ class NodeFaults:
         self._wall = offset
         self._write()
         self.clock_steps.append((asyncio.get_running_loop().time(), offset))
-
-    def sleep_for(self, seconds: float) -> None:
-        """Advance the wall clock and CLOCK_BOOTTIME, but not CLOCK_MONOTONIC: what a suspend does."""
-        self._boot += seconds
-        self.set_clock(self._wall + seconds)
 
     # -- the disk --------------------------------------------------------------------------------------------------
 
@@ -113,8 +108,8 @@ class NodeFaults:
         self.exhaust_inotify(exhausted=False)
 
     def _write(self) -> None:
-        wall, boot = round(self._wall * _NANOSECONDS), round(self._boot * _NANOSECONDS)
-        fields = (wall, boot, self._disk_error, self._room, int(self._inotify_exhausted), self._directory)
+        wall = round(self._wall * _NANOSECONDS)
+        fields = (wall, self._disk_error, self._room, int(self._inotify_exhausted), self._directory)
         self._page[: _PAGE.size] = _PAGE.pack(*fields)
 
 

@@ -135,7 +135,7 @@ class Shortages:
         """A virtual machine is paused, moved to another host, and continues hours later."""
         with self._stopped():
             await asyncio.sleep(self.rng.uniform(0.1, 0.5))
-            self.faults.sleep_for(self.rng.uniform(60.0, 12 * HOUR))
+            self.faults.set_clock(self.faults.clock_offset + self.rng.uniform(60.0, 12 * HOUR))
         return True
 
     @contextmanager
