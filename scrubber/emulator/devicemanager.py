@@ -186,6 +186,9 @@ class DeviceManager:
     async def allocate(self, pod: EmulatedPod, container: ContainerSpec) -> None:
         """Give ``container`` its devices and record the plugin's reply durably.
 
+        After a restart of the kubelet a container that is not running is admitted again: it keeps the devices that it
+        has in the checkpoint, and gets others if it has none there.
+
         Devices of an ordinary init container are passed on to the containers after it.
 
         Raises:
@@ -227,16 +230,6 @@ class DeviceManager:
         self._checkpoint()
         pod.records[container.name].devices[resource] = tuple(sorted(chosen))
         self._changed()
-
-    def readmit(self, pod: EmulatedPod, container: ContainerSpec) -> None:
-        """Admit a container that is not running again, after a restart of the kubelet.
-
-        Raises:
-            AllocationRefused: its plugin has not registered again, or its device is not healthy now.
-        """
-        for resource, count in _plugin_requests(pod, container):
-            if count:
-                self._check_usable(resource, self._allocated_devices(pod, container, resource, count))
 
     def _allocated_devices(
         self, pod: EmulatedPod, container: ContainerSpec, resource: str, count: int

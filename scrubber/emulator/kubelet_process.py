@@ -260,10 +260,9 @@ class KubeletProcess:
         pod.active = True
         try:
             for container in pod.spec.all_containers:
-                if pod.admitted is None:
+                again = pod.deletion is None and self._needs_admission(pod, container.name)
+                if pod.admitted is None or again:
                     await self.devices.allocate(pod, container)
-                elif pod.deletion is None and self._needs_admission(pod, container.name):
-                    self.devices.readmit(pod, container)
         except AllocationRefused as error:
             pod.phase, pod.reason, pod.admitted = PodPhase.FAILED, "UnexpectedAdmissionError", False
             pod.message = f"Allocate failed due to {error}, which is unexpected"

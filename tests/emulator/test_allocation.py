@@ -280,6 +280,26 @@ async def test_damaged_checkpoint_is_ignored_and_a_held_device_allocated_again(k
         assert holder.status.containers["main"].pid == before.containers["main"].pid
 
 
+async def test_container_that_is_not_in_the_checkpoint_gets_a_device_when_it_is_admitted_again(
+    kubelet: Kubelet,
+) -> None:
+    async with registered(kubelet, TinyPlugin(["a"]), "one.sock") as plugin:
+        crashing = await kubelet.run(pod("p", container("main", "exit 1", restart=RestartPolicy.ALWAYS)))
+        await crashing.wait(lambda now: now.containers["main"].reason == "CrashLoopBackOff", SOON)
+        await kubelet.stop()
+        (kubelet.device_plugins / "kubelet_internal_checkpoint").write_text("{}")
+        kubelet.api_server.clear()  # otherwise it may be admitted, and refused, before its plugin is registered
+        await kubelet.start()
+        await plugin.stop()
+        await plugin.serve(kubelet.device_plugins / "two.sock")
+        await register(kubelet, "two.sock")
+        await kubelet.wait_for_allocatable(RESOURCE, 1, SOON)
+        before = crashing.status.containers["main"].restarts
+        kubelet.api_server.set()
+        await crashing.wait(lambda now: now.containers["main"].restarts > before, SOON)
+        assert (await listed(kubelet))["p"] == {"main": ["a"]}
+
+
 async def test_crash_looping_pod_admitted_before_its_plugin_returns_fails_permanently(kubelet: Kubelet) -> None:
     async with registered(kubelet, TinyPlugin(["a"])):
         crashing = await kubelet.run(pod("p", container("main", "exit 1", restart=RestartPolicy.ALWAYS)))
