@@ -4,7 +4,8 @@ Promise: a report is from a walk that began after it was requested, and says not
 alone. A walk that could not inspect every process, or that found a holder of only some of the devices, is repeated for
 each of them, and a device for which it cannot be
 completed is not part of a shared walk until it can: continuing an inspection, and what a process that could not be
-inspected may have open, are matters of one device.
+inspected may have open, are matters of one device. A group whose processes start and exit too fast repeats no walk if
+it could open none of the devices: another walk would find the same, and any tenant can make such a group.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ def _fail_all(requests: Iterable[_Request]) -> None:
 
 
 def _is_complete(report: WalkReport) -> bool:
-    return not (report.unfinished or report.churning_groups or report.holders_omitted)
+    may_hold = any(not each.confined for each in report.churning_groups)
+    return not (report.unfinished or may_hold or report.holders_omitted)
 
 
 def _report_of(search: NodeSearch, report: WalkReport) -> WalkReport:

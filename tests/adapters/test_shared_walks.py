@@ -13,7 +13,7 @@ import pytest
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.procwalk import Budget
+from scrubber.adapters.procwalk import Budget, ChurningGroup
 from scrubber.adapters.shared_walks import NodeSearch, SharedWalks
 from scrubber.adapters.walker import WALKER_MODULE, WalkReport
 from scrubber.domain.errors import Unavailable
@@ -21,6 +21,7 @@ from scrubber.domain.errors import Unavailable
 ZERO, FULL, RANDOM = "/dev/zero", "/dev/full", "/dev/random"
 """Nodes that stand for three devices."""
 NODES = (ZERO, FULL, RANDOM)
+POD = "0d1f2a3b-4c5d-4e6f-8a9b-0c1d2e3f4a5b"
 PATIENT, IMPATIENT = Budget(20.0, 60.0, 20.0), Budget(0.0, 0.0, 0.0)
 
 
@@ -127,6 +128,30 @@ async def test_walk_that_cannot_inspect_every_process_is_repeated_for_each_devic
     assert [each["scrub"] for each in pool.requests] == [None, *["scrub-1"] * 3]
     await asyncio.gather(*(walks.walk(each) for each in searches))
     assert searched(pool)[4:] == alone
+
+
+class RelayPool(CountedPool):
+    """A pool whose walks find a pod that forks without pause, and nothing else."""
+
+    confined = True
+
+    async def request(self, device: str, message: Message, *, deadline: float | None = None) -> Message:
+        self.requests.append(message)
+        relays = [[POD, POD, self.confined]]
+        return {"holders": [], "unreadable": [], "unfinished": [], "relays": relays, "counts": [0, 0, 0, 0]}
+
+
+@pytest.mark.parametrize("confined", [True, False])
+async def test_pod_that_forks_without_pause_has_devices_walked_alone_only_if_it_may_open_one_of_them(
+    confined: bool,
+) -> None:
+    pool = RelayPool(Children())
+    pool.confined = confined
+    walks, alone = walks_of(pool), [nodes_of(each) for each in NODES]
+    for _ in range(2):
+        reports = await asyncio.gather(*(walks.walk(search(node)) for node in NODES))
+        assert [report.churning_groups for report in reports] == [(ChurningGroup(POD, POD, confined),)] * 3
+    assert searched(pool) == ([nodes_of(*NODES)] * 2 if confined else [nodes_of(*NODES), *alone, *alone])
 
 
 async def test_holder_of_some_of_the_devices_has_every_device_walked_alone(pool: CountedPool) -> None:
