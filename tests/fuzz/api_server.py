@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from httpx2 import AsyncBaseTransport, AsyncByteStream, ConnectError, Request, Response
@@ -124,7 +125,7 @@ def client_of(answers: ApiAnswers, condition: ConditionFormat | None = None) -> 
     library = _library()
     library._client._client._transport = answers
     library._client._client._mounts = {}
-    client = _Client(Kubeconfig(directory()), NODE, deadline=TIMEOUT, condition=condition)
+    client = _Client(Kubeconfig(Path("unused")), NODE, deadline=TIMEOUT, condition=condition)
     client._client = library
     return client
 
