@@ -2,10 +2,10 @@
 
 Promise: a report is from a walk that began after it was requested, and says nothing else than a walk for that device
 alone. A walk that could not inspect every process, or that found a holder of only some of the devices, is repeated for
-each of them, and a device for which it cannot be
-completed is not part of a shared walk until it can: continuing an inspection, and what a process that could not be
-inspected may have open, are matters of one device. A group whose processes start and exit too fast repeats no walk if
-it could open none of the devices: another walk would find the same, and any tenant can make such a group.
+each of them, and a device for which it cannot be completed is not part of a shared walk until it can: continuing an
+inspection, and what a process that could not be inspected may have open, are matters of one device. A group whose
+processes start and exit too fast repeats no walk if it could open none of the devices: another walk would find the same,
+and any tenant can make such a group.
 """
 
 from __future__ import annotations

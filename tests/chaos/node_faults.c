@@ -3,8 +3,8 @@
  * The faults are in a page that all preloaded processes share: the file that NODE_FAULTS names. Nothing outside those
  * processes is affected. An offset applies to the wall clock alone: CLOCK_BOOTTIME is the clock of the start times in
  * /proc, which are not offset, and every process would look older than a moment that has just passed.
- * Disk faults apply to files below `directory`, but not to logs, which a node's own log service stores. A full disk has `room` bytes left: growth uses them, truncation returns
- * them. inotify fails as at its limits.
+ * Disk faults apply to files below `directory`, but not to logs, which a node's own log service stores. A full disk has
+ * `room` bytes left: growth uses them, truncation returns them. inotify fails as at its limits.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
