@@ -17,10 +17,11 @@ if [[ ${2:-all} == property ]]; then
   parts=(tests/property/test_*.py tests/dashboards/test_hostile_hour.py)
 elif [[ ${2:-all} == fast ]]; then
   parts=(
+    'tests/plugin'
     'tests/engine tests/domain tests/config tests/doctor'
-    'tests/plugin tests/cluster tests/daemon'
-    'tests/api tests/emulator tests/observability tests/simulation'
-    'tests/project --ignore=tests/project/test_recipes.py'  # which starts other test runs, linters and services
+    # Without tests that start daemons, tenants, other test runs, linters and services.
+    'tests/project tests/cluster --ignore=tests/project/test_recipes.py --ignore=tests/cluster/test_cluster_check_gpu.py'
+    'tests/api tests/emulator tests/observability tests/simulation --deselect=tests/observability/test_metrics_tls.py::TestBothDaemons'
   )
 else
   parts=(
