@@ -17,7 +17,7 @@ if [[ ${2:-all} == property ]]; then
   parts=(tests/property/test_*.py tests/dashboards/test_hostile_hour.py)
 elif [[ ${2:-all} == fast ]]; then
   parts=(
-    'tests/plugin'
+    'tests/plugin tests/daemon'
     'tests/engine tests/domain tests/config tests/doctor'
     # Without tests that start daemons, tenants, other test runs, linters and services.
     'tests/project tests/cluster --ignore=tests/project/test_recipes.py --ignore=tests/cluster/test_cluster_check_gpu.py'
@@ -42,7 +42,7 @@ else
     'tests/property'
     'tests/chaos/test_[!k]*.py'
     'tests/integration/test_[bcef]*.py'
-    'tests/plugin'
+    'tests/plugin tests/daemon'
     'tests/engine'
     'tests/chaos/test_k*.py'
   )
