@@ -1,21 +1,21 @@
 """One walk over ``/proc`` for several devices: scrubs that start together would otherwise wait for each other's walks.
 
-Promise: a report is from a walk that began after it was requested, and says nothing else than a walk for that device
-alone. A walk that could not inspect every process, or that found a holder of only some of the devices, is repeated for
-each of them, and a device for which it cannot be completed is not part of a shared walk until it can: continuing an
-inspection, and what a process that could not be inspected may have open, are matters of one device. A group whose
-processes start and exit too fast repeats no walk if it could open none of the devices: another walk would find the same,
-and any tenant can make such a group.
+Promise: a report is from a walk that began after it was requested, and says of its device what a walk for that device
+alone would: which processes hold it, and which processes and groups that could not be inspected may open it.
+
+Inspections that a walk left unfinished are continued only by walks for one device: those of a scrub that asks again. They
+are made by another child, so that a tenant that keeps the device it had from being inspected delays no other device.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.procwalk import Budget, DeviceNodeTarget
+from scrubber.adapters.procwalk import Budget, DeviceNodeTarget, Reach
 from scrubber.adapters.walker import WalkReport, parse_walk_report, walk_request
 from scrubber.domain.errors import ScrubberError, Unavailable
 
@@ -31,7 +31,7 @@ class NodeSearch:
     Attributes:
         device: ID of the device.
         numbers: device numbers of the nodes to look for.
-        own_numbers: numbers of the nodes that give access to the device.
+        own_numbers: numbers of the nodes that give access to the device; empty: each of ``numbers`` may.
         pids: processes that are reported even if they have none of the nodes open.
         priority_pods: UIDs of pods that had the device.
         scrub: ID of the scrub that requests it; None: of none.
@@ -44,26 +44,55 @@ class NodeSearch:
     priority_pods: frozenset[str]
     scrub: str | None
 
+    @property
+    def opening_numbers(self) -> frozenset[int]:
+        """Numbers of the nodes with which a process may get access to the device."""
+        return self.own_numbers or self.numbers
 
-_Request = tuple[NodeSearch, asyncio.Future[WalkReport]]
+
+class _Walked(NamedTuple):
+    """A report, and the number of devices that it is for."""
+
+    report: WalkReport
+    devices: int
+
+
+_Request = tuple[NodeSearch, asyncio.Future[_Walked]]
+
+
+class _Unfinished(NamedTuple):
+    """What the last walk for a device left.
+
+    Attributes:
+        scrub: ID of the scrub that requested it.
+        walks: number of consecutive walks that did not complete a group, by the end of its key.
+    """
+
+    scrub: str | None
+    walks: dict[str, int]
 
 
 class SharedWalks:
-    """Walks in the children of ``pool``. While one is made, requests collect, and the next one is for all of them.
+    """Walks for devices. While one is made, requests collect, and the next one is for all of them.
 
     Args:
+        shared: pool whose child makes the walks for all devices that wait.
+        alone: pool whose child continues the walks of one device.
         excluded_pids: returns processes that are never reported.
     """
 
-    def __init__(self, pool: RequestPool, budget: Budget, excluded_pids: Callable[[], frozenset[int]]) -> None:
-        self._pool = pool
+    def __init__(
+        self, shared: RequestPool, alone: RequestPool, budget: Budget, excluded_pids: Callable[[], frozenset[int]]
+    ) -> None:
+        self._shared = shared
+        self._alone = alone
         self._budget = budget
         self._excluded_pids = excluded_pids
         self._pending: list[_Request] = []
         self._runner: asyncio.Task[None] | None = None
         self._closed = False
-        self._incomplete: set[str] = set()
-        """Devices whose last walk could not inspect every process."""
+        self._unfinished: dict[str, _Unfinished] = {}
+        """By device; none for a device whose last walk inspected every process."""
 
     async def walk(self, search: NodeSearch) -> WalkReport:
         """Return the processes that have a node of ``search`` open or mapped.
@@ -73,13 +102,18 @@ class SharedWalks:
         """
         if self._closed:
             raise Unavailable(_STOPPING)
-        if search.device in self._incomplete:
-            return await self._walk_alone(search)
-        report: asyncio.Future[WalkReport] = asyncio.get_running_loop().create_future()
-        self._pending.append((search, report))
+        last = self._unfinished.get(search.device)
+        if last is not None and search.scrub is not None and last.scrub == search.scrub:
+            return self._counted(search, await self._request(self._alone, search))
+        answer: asyncio.Future[_Walked] = asyncio.get_running_loop().create_future()
+        self._pending.append((search, answer))
         if self._runner is None:
             self._runner = asyncio.create_task(self._serve(), name="shared walks")
-        return await report
+        report, devices = await answer
+        if devices > 1 and (report.holders_omitted or report.partial_holders):
+            # Whether the omitted ones hold this device, or the partly inspected ones hold more than the others, is unknown.
+            report = await self._request(self._alone, search)
+        return self._counted(search, _report_of(search, report))
 
     async def close(self) -> None:
         """Fail every request with :class:`Unavailable`."""
@@ -94,80 +128,77 @@ class SharedWalks:
         try:
             while self._pending:
                 batch, self._pending = self._pending, []
-                await self._answer([each for each in batch if not each[1].done()])  # done: its caller left
+                batch = [each for each in batch if not each[1].done()]  # done: its caller left
+                if batch:
+                    await self._answer(batch)
         finally:
             self._runner = None
             _fail_all(batch)
             _fail_all(self._pending)
             self._pending = []
 
-    async def _answer(self, batch: Sequence[_Request]) -> None:
+    async def _answer(self, batch: list[_Request]) -> None:
         searches = [search for search, _ in batch]
-        try:
-            together = await self._walk_together(searches) if len(searches) > 1 else None
-        except ScrubberError as error:
-            found: Sequence[WalkReport | BaseException] = [error] * len(batch)
-        else:
-            alone = () if together else (self._walk_alone(each) for each in searches)
-            found = together or await asyncio.gather(*alone, return_exceptions=True)
-        for (_, report), result in zip(batch, found, strict=True):
-            if report.done():
-                continue
-            if isinstance(result, BaseException):
-                report.set_exception(result)
-            else:
-                report.set_result(result)
-
-    async def _walk_together(self, searches: Sequence[NodeSearch]) -> list[WalkReport] | None:
-        """Return a report for each of ``searches``; None if one walk cannot tell for all of them."""
         union = NodeSearch(
             device=searches[0].device,
             numbers=frozenset().union(*(each.numbers for each in searches)),
-            own_numbers=frozenset().union(*(each.own_numbers for each in searches)),
+            own_numbers=frozenset().union(*(each.opening_numbers for each in searches)),
             pids=frozenset().union(*(each.pids for each in searches)),
             priority_pods=frozenset().union(*(each.priority_pods for each in searches)),
             scrub=None,
         )
-        report = await self._request(union)
-        # Of a process that has one of the nodes open, such a walk does not tell whether all the rest was inspected.
-        partly = any(each.parts and not union.numbers <= set(each.parts) for each in report.holders)
-        return None if partly or not _is_complete(report) else [_report_of(each, report) for each in searches]
+        try:
+            walked = _Walked(await self._request(self._shared, union), len({each.device for each in searches}))
+        except ScrubberError as error:
+            _fail_all(batch, error)
+            return
+        for _, answer in batch:
+            if not answer.done():
+                answer.set_result(walked)
 
-    async def _walk_alone(self, search: NodeSearch) -> WalkReport:
-        report = await self._request(search)
-        if _is_complete(report):
-            self._incomplete.discard(search.device)
-        else:
-            self._incomplete.add(search.device)
-        return report
-
-    async def _request(self, search: NodeSearch) -> WalkReport:
+    async def _request(self, pool: RequestPool, search: NodeSearch) -> WalkReport:
         request = walk_request(
             DeviceNodeTarget(search.numbers),
             excluded_pids=self._excluded_pids(),
             requested_pids=search.pids,
             budget=self._budget,
             priority_pods=search.priority_pods,
-            device_numbers=search.own_numbers,
+            device_numbers=search.opening_numbers,
             scrub_id=search.scrub,
         )
-        return parse_walk_report(await self._pool.request(search.device, request))
+        return parse_walk_report(await pool.request(search.device, request))
+
+    def _counted(self, search: NodeSearch, report: WalkReport) -> WalkReport:
+        """Return ``report`` with the number of consecutive walks for this device that did not complete a group."""
+        last = self._unfinished.pop(search.device, None)
+        if not report.unfinished:
+            return report
+        before = {} if last is None else last.walks
+        walks = {each.group: before.get(each.group, 0) + 1 for each in report.unfinished}
+        self._unfinished[search.device] = _Unfinished(search.scrub, walks)
+        return report._replace(unfinished=tuple(each._replace(walks=walks[each.group]) for each in report.unfinished))
 
 
-def _fail_all(requests: Iterable[_Request]) -> None:
-    for _, report in requests:
-        if not report.done():
-            report.set_exception(Unavailable(_STOPPING))
-
-
-def _is_complete(report: WalkReport) -> bool:
-    may_hold = any(not each.confined for each in report.churning_groups)
-    return not (report.unfinished or may_hold or report.holders_omitted)
+def _fail_all(requests: Iterable[_Request], error: ScrubberError | None = None) -> None:
+    for _, answer in requests:
+        if not answer.done():
+            answer.set_exception(error or Unavailable(_STOPPING))
 
 
 def _report_of(search: NodeSearch, report: WalkReport) -> WalkReport:
-    """Return the part of a complete ``report`` that concerns one device."""
-    holders = (
-        each._replace(parts=tuple(part for part in each.parts if part in search.numbers)) for each in report.holders
+    """Return the part of ``report`` that concerns one device."""
+
+    def of_device(numbers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(number for number in numbers if number in search.numbers)
+
+    def could_open(reach: Reach) -> Reach:
+        return None if reach is None else reach & search.opening_numbers
+
+    holders = (each._replace(parts=of_device(each.parts)) for each in report.holders)
+    return report._replace(
+        holders=tuple(each for each in holders if each.parts or each.pid in search.pids),
+        unfinished=tuple(
+            each._replace(parts=of_device(each.parts), reach=could_open(each.reach)) for each in report.unfinished
+        ),
+        churning_groups=tuple(each._replace(reach=could_open(each.reach)) for each in report.churning_groups),
     )
-    return report._replace(holders=tuple(each for each in holders if each.parts or each.pid in search.pids))

@@ -18,6 +18,7 @@ from scrubber.adapters.procwalk import (
     DeviceNodeTarget,
     FileTarget,
     ProcessMatch,
+    Reach,
     Target,
     UnfinishedProcess,
     WalkProgress,
@@ -55,6 +56,7 @@ class WalkReport(NamedTuple):
         not_covered: messages for a certificate about what could not be inspected.
         holders_omitted: number of further holders, in the groups of the reported ones.
         churning_groups: groups whose processes start and exit faster than they can be inspected.
+        partial_holders: number of holders that may hold more, because not all of them may be inspected.
     """
 
     holders: tuple[ProcessMatch, ...]
@@ -62,6 +64,7 @@ class WalkReport(NamedTuple):
     not_covered: tuple[str, ...]
     holders_omitted: int = 0
     churning_groups: tuple[ChurningGroup, ...] = ()
+    partial_holders: int = 0
 
 
 def budget_within(deadline: float, per_process: float | None = None) -> Budget:
@@ -130,9 +133,15 @@ class Walker:
         return {
             "holders": [list(holder) for holder in found.holders],
             "unreadable": [list(row) for row in found.unreadable],
-            "unfinished": [list(row) for row in found.unfinished],
-            "relays": [list(row) for row in found.churning_groups],
-            "counts": [found.unfinished_omitted, found.holders_omitted, found.missed_count, found.resumed_count],
+            "unfinished": [[_listed(each) for each in row] for row in found.unfinished],
+            "relays": [[_listed(each) for each in row] for row in found.churning_groups],
+            "counts": [
+                found.unfinished_omitted,
+                found.holders_omitted,
+                found.missed_count,
+                found.resumed_count,
+                found.partial_count,
+            ],
         }
 
 
@@ -158,7 +167,7 @@ def parse_walk_report(message: Message) -> WalkReport:
         cut_short = tuple(_unfinished(*row) for row in unfinished)
         relays = tuple(_churning_group(*row) for row in relayed)
         closed = dict(_integer_pair(*row) for row in unreadable)
-        unreported, more, missed, pieces = _integers(*counts)
+        unreported, more, missed, pieces, partial = _integers(*counts)
     except (TypeError, ValueError) as error:
         raise Unavailable("The walk over /proc returned an invalid result.") from error
     messages: list[str] = []
@@ -174,7 +183,7 @@ def parse_walk_report(message: Message) -> WalkReport:
             f"holders: {pieces} process(es) were inspected in parts, over several walks; descriptors moved "
             "meanwhile are not detected"
         )
-    return WalkReport(holding, cut_short, tuple(messages), more, relays)
+    return WalkReport(holding, cut_short, tuple(messages), more, relays, partial)
 
 
 def uninspected_from(
@@ -220,20 +229,34 @@ def _unfinished(
     uid: object,
     why: object,
     parts: Iterable[object],
-    confined: object,
+    reach: object,
     walks: object,
+    group: object,
 ) -> UnfinishedProcess:
-    if not isinstance(name, str) or not isinstance(why, str):
-        raise TypeError("A process must have a name, and a reason why it was not fully inspected.")
-    pid_, started_, uid_, confined_, walks_ = _integers(pid, started, uid, confined, walks)
+    if not isinstance(name, str) or not isinstance(why, str) or not isinstance(group, str):
+        raise TypeError("A process must have a name, a reason why it was not fully inspected, and a group.")
+    pid_, started_, uid_, walks_ = _integers(pid, started, uid, walks)
     _require_pid(pid_)
-    return UnfinishedProcess(pid_, started_, name, uid_, why, _integers(*parts), bool(confined_), walks_)
+    return UnfinishedProcess(pid_, started_, name, uid_, why, _integers(*parts), _reach(reach), walks_, group)
 
 
-def _churning_group(group: object, pod: object, confined: object) -> ChurningGroup:
+def _churning_group(group: object, pod: object, reach: object) -> ChurningGroup:
     if not isinstance(group, str) or not (pod is None or isinstance(pod, str)):
         raise TypeError("A group must be a string, and a pod a string or null.")
-    return ChurningGroup(group, pod, confined is True)
+    return ChurningGroup(group, pod, _reach(reach))
+
+
+def _listed(value: object) -> object:
+    """Return ``value`` as JSON can represent it."""
+    return sorted(value) if isinstance(value, frozenset) else value
+
+
+def _reach(numbers: object) -> Reach:
+    if numbers is None:
+        return None
+    if not isinstance(numbers, list):
+        raise TypeError("Device numbers that a process could open must be a list, or null.")
+    return frozenset(_integers(*numbers))
 
 
 def _require_pid(pid: int) -> None:

@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scrubber.adapters.children.child import Fault
+from scrubber.adapters.kernel_text import ProcStat
 from scrubber.adapters.procwalk import (
     DeviceNodeTarget,
     FileTarget,
@@ -247,6 +249,37 @@ def test_mapping_with_a_closed_descriptor_is_a_holder(run: Run, tmp_path: Path) 
         assert {each.pid: each.parts for each in found.holders}[tenant.pid] == (ZERO,)
     else:
         assert os.geteuid() in dict(found.unreadable)
+
+
+def test_holder_of_one_device_that_is_exiting_may_have_left_the_other_to_a_child(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant, read_stat = run(OPEN, ONE_NODE), process.read_stat
+
+    def exiting(path: str) -> ProcStat | None:
+        found = read_stat(path)
+        return found and replace(found, exiting=True)
+
+    monkeypatch.setattr(process, "read_stat", exiting)
+    for target, missed in ((nodes(ONE), False), (nodes(ONE, ZERO), True)):
+        scan = process.ProcessScan(tenant.pid, target, set())
+        found = scan.run()
+        assert found is not None
+        assert (found.parts, scan.has_exited) == ((ONE,), missed)
+
+
+def test_holder_that_may_not_be_inspected_completely_is_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenant, scan_mappings = run(OPEN, ONE_NODE), process.ProcessScan._scan_mappings
+
+    def denied(scan: process.ProcessScan) -> None:
+        if scan.pid == tenant.pid:
+            raise PermissionError
+        scan_mappings(scan)
+
+    monkeypatch.setattr(process.ProcessScan, "_scan_mappings", denied)
+    found = parse_walk_report(Walker().handle(walk_request(nodes(ONE, ZERO), requested_pids=[tenant.pid])))
+    assert {each.pid: each.parts for each in found.holders}[tenant.pid] == (ONE,)
+    assert found.partial_holders >= 1
 
 
 def may_follow_maps() -> bool:
@@ -481,12 +514,12 @@ NOTHING: dict[str, object] = {
     "unreadable": [],
     "unfinished": [],
     "relays": [],
-    "counts": [0, 0, 0, 0],
+    "counts": [0, 0, 0, 0, 0],
 }
 
 
 def test_uninspected_processes_are_counted_by_user() -> None:
-    messages = parse_walk_report({**NOTHING, "unreadable": [[0, 40], [33, 2]], "counts": [3, 0, 4, 5]}).not_covered
+    messages = parse_walk_report({**NOTHING, "unreadable": [[0, 40], [33, 2]], "counts": [3, 0, 4, 5, 0]}).not_covered
     assert messages == (
         "holders: 42 process(es) of uid 0, 33 could not be inspected",
         "holders: 3 more process(es) than are named could not be fully inspected",
@@ -510,12 +543,15 @@ def test_uninspected_processes_are_counted_by_user() -> None:
         {"holders": [[1, 2, "a", False, [2**64]]]},
         {"unreadable": [[float("inf"), 1]]},
         {"unreadable": [[1000, -1]]},
-        {"unfinished": [[-7, 2, "a", 0, "why", [], True, 1]]},
-        {"counts": [0, 0, -1, 0]},
-        {"unfinished": [[1, 2, "a", 0, None, [], True, 1]]},
-        {"unfinished": [[1, 2, "a", 0, "why", ["part"], True, 1]]},
-        {"unfinished": [[1, 2, "a", 0, "why", [], "yes", 1]]},
-        {"relays": [[1, None]]},
+        {"unfinished": [[-7, 2, "a", 0, "why", [], None, 1, "/"]]},
+        {"counts": [0, 0, -1, 0, 0]},
+        {"unfinished": [[1, 2, "a", 0, None, [], None, 1, "/"]]},
+        {"unfinished": [[1, 2, "a", 0, "why", ["part"], None, 1, "/"]]},
+        {"unfinished": [[1, 2, "a", 0, "why", [], True, 1, "/"]]},
+        {"unfinished": [[1, 2, "a", 0, "why", [], ["node"], 1, "/"]]},
+        {"unfinished": [[1, 2, "a", 0, "why", [], None, 1, None]]},
+        {"relays": [[1, None, None]]},
+        {"relays": [["/", None, False]]},
         {"counts": [0]},
     ],
 )

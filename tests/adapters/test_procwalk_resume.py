@@ -397,41 +397,45 @@ def test_number_of_hanging_scans_per_pod_is_limited(run: Run, memory: Path, monk
 # --- confinement
 
 
-FULL = os.stat("/dev/full").st_rdev
+FULL, ZERO = os.stat("/dev/full").st_rdev, os.stat("/dev/zero").st_rdev
 NOWHERE = os.makedev(510, 77)
 """The number of a device that has no node on this machine."""
 
 
 @pytest.mark.parametrize(
-    ("powers", "numbers", "own", "confined"),
+    ("powers", "numbers", "own", "reach"),
     [
-        (False, {FULL}, set(), False),
-        (False, {NOWHERE}, set(), True),
-        (False, {FULL, NOWHERE}, {NOWHERE}, True),
-        (False, {FULL, NOWHERE}, {FULL}, False),
-        (True, {NOWHERE}, set(), False),
-        (None, {NOWHERE}, set(), False),
+        (False, {FULL}, set(), {FULL}),
+        (False, {NOWHERE}, set(), set()),
+        (False, {FULL, NOWHERE}, {NOWHERE}, set()),
+        (False, {FULL, NOWHERE}, {FULL}, {FULL}),
+        (False, {FULL, ZERO, NOWHERE}, set(), {FULL, ZERO}),
+        (True, {NOWHERE}, set(), None),
+        (None, {NOWHERE}, set(), None),
     ],
 )
-def test_process_without_capabilities_and_device_nodes_is_confined(
-    powers: bool | None, numbers: set[int], own: set[int], confined: bool, monkeypatch: pytest.MonkeyPatch
+def test_process_without_capabilities_could_open_the_devices_that_have_nodes_in_its_dev(
+    powers: bool | None, numbers: set[int], own: set[int], reach: set[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confinement, "has_device_capabilities", lambda pid: powers)
     judge = Confinement(DeviceNodeTarget(frozenset(numbers)), frozenset(own))
     for _ in range(2):
-        assert judge.is_confined(os.getpid(), UID) == confined
+        assert judge.reach(os.getpid(), UID) == reach
 
 
-def test_process_with_an_unreadable_dev_directory_is_not_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_with_an_unreadable_dev_directory_could_open_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confinement, "has_device_capabilities", lambda pid: False)
-    assert not Confinement(DeviceNodeTarget(frozenset({NOWHERE}))).is_confined(4_194_305, UID)
+    assert Confinement(DeviceNodeTarget(frozenset({NOWHERE}))).reach(4_194_305, UID) is None
     for what in ("_MAX_ENTRIES", "_MAX_DIRECTORIES", "_MAX_ROOTS", "_MOUNTS_LENGTH"):
         with monkeypatch.context() as patched:
             patched.setattr(confinement, what, 0)
-            assert not Confinement(DeviceNodeTarget(frozenset({NOWHERE}))).is_confined(os.getpid(), UID), what
+            assert Confinement(DeviceNodeTarget(frozenset({NOWHERE}))).reach(os.getpid(), UID) is None, what
     with monkeypatch.context() as patched:
         patched.setattr(confinement, "_MEMORY_FILE_SYSTEMS", (b"fuse",))
-        assert not Confinement(DeviceNodeTarget(frozenset({NOWHERE}))).is_confined(os.getpid(), UID)
+        assert Confinement(DeviceNodeTarget(frozenset({NOWHERE}))).reach(os.getpid(), UID) is None
+    with monkeypatch.context() as patched:
+        patched.setattr(confinement, "_MAX_REACH", 1)
+        assert Confinement(DeviceNodeTarget(frozenset({FULL, ZERO}))).reach(os.getpid(), UID) is None
 
 
 def test_device_node_in_a_subdirectory_of_dev_is_found_and_symlinks_are_not_followed(tmp_path: Path) -> None:
@@ -448,11 +452,11 @@ def test_device_node_in_a_subdirectory_of_dev_is_found_and_symlinks_are_not_foll
         def stat(self, path: str, directory: int | None = None) -> FileStat:
             return super().stat("/dev/full") if path == self._node else super().stat(path, directory)
 
-    for node, seen in (("kept", True), ("none", False)):
+    for node, seen in (("kept", numbers), ("none", frozenset())):
         with ExitStack() as opened:
             top = os.open(tmp_path, os.O_PATH)
             opened.callback(os.close, top)
-            assert confinement._contains_node(top, confinement._mount_of(top), numbers, Seeing(node), opened) is seen
+            assert confinement._nodes_below(top, confinement._mount_of(top), numbers, Seeing(node), opened) == seen
 
 
 def test_process_in_its_own_user_namespace_is_judged_by_its_capabilities_there(run: Run) -> None:
@@ -472,7 +476,7 @@ def test_unconfined_processes_are_reported_first_when_a_group_exceeds_the_report
         target(memory),
         budget=Budget(per_process=1, total=0),
         clock=ticks(),
-        budget_group=lambda pid: BudgetGroup(UID, UID) if pid in pids else None,
+        budget_group=lambda pid: BudgetGroup(UID, UID),
     )
     assert [(each.pid, each.confined) for each in found.unfinished if each.pid in pids] == [(pids[-1], False)]
 
@@ -676,8 +680,7 @@ def test_churning_group_of_a_pod_is_confined_only_if_all_its_known_processes_are
 
 def test_confinement_of_a_churning_group_is_reported_unchanged() -> None:
     assert [
-        each.confined
-        for each in uninspected_from((), (ChurningGroup(UID, UID), ChurningGroup(UID, UID, confined=True)))
+        each.confined for each in uninspected_from((), (ChurningGroup(UID, UID), ChurningGroup(UID, UID, frozenset())))
     ] == [
         False,
         True,

@@ -13,7 +13,7 @@ import pytest
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.procwalk import Budget, ChurningGroup
+from scrubber.adapters.procwalk import Budget
 from scrubber.adapters.shared_walks import NodeSearch, SharedWalks
 from scrubber.adapters.walker import WALKER_MODULE, WalkReport
 from scrubber.domain.errors import Unavailable
@@ -30,6 +30,7 @@ class CountedPool(RequestPool):
 
     def __init__(self, children: Children) -> None:
         super().__init__(children, WALKER_MODULE, deadline=120.0, error_type=Unavailable)
+        self.children = children
         self.requests: list[Message] = []
         self.requested = asyncio.Event()
 
@@ -48,8 +49,8 @@ async def pool() -> AsyncIterator[CountedPool]:
     await children.close()
 
 
-def walks_of(pool: CountedPool, budget: Budget = PATIENT) -> SharedWalks:
-    return SharedWalks(pool, budget, lambda: frozenset({os.getpid()}))
+def walks_of(pool: CountedPool) -> SharedWalks:
+    return SharedWalks(pool, pool, PATIENT, lambda: frozenset({os.getpid()}))
 
 
 def search(node: str, *pids: int, scrub: str | None = None) -> NodeSearch:
@@ -116,49 +117,80 @@ async def test_search_made_during_a_walk_waits_for_the_next_one_which_all_that_w
     assert searched(pool)[:2] == [nodes_of(ZERO), nodes_of(FULL, RANDOM)]
 
 
-async def test_walk_that_cannot_inspect_every_process_is_repeated_for_each_device_and_no_longer_shared(
-    pool: CountedPool,
-) -> None:
-    walks = walks_of(pool, IMPATIENT)
-    searches = [search(node, scrub="scrub-1") for node in NODES]
-    reports = await asyncio.gather(*(walks.walk(each) for each in searches))
-    assert all(report.unfinished for report in reports)
-    alone = [nodes_of(each) for each in NODES]
-    assert searched(pool) == [nodes_of(*NODES), *alone]
-    assert [each["scrub"] for each in pool.requests] == [None, *["scrub-1"] * 3]
-    await asyncio.gather(*(walks.walk(each) for each in searches))
-    assert searched(pool)[4:] == alone
+async def test_scrub_whose_report_left_inspections_unfinished_continues_them_alone(pool: CountedPool) -> None:
+    alone = CountedPool(pool.children)
+    walks, walked_alone = SharedWalks(pool, alone, IMPATIENT, frozenset), [nodes_of(each) for each in NODES]
+    for scrub, times in (("scrub-1", (1, 2, 3)), ("scrub-2", (4,))):
+        for number in times:
+            reports = await asyncio.gather(*(walks.walk(search(node, scrub=scrub)) for node in NODES))
+            assert [max(each.walks for each in report.unfinished) for report in reports] == [number] * 3
+    assert searched(pool) == [nodes_of(*NODES)] * 2
+    assert [each["scrub"] for each in pool.requests] == [None] * 2
+    assert searched(alone) == walked_alone * 2
+    assert {each["scrub"] for each in alone.requests} == {"scrub-1"}
+    await alone.close()
 
 
-class RelayPool(CountedPool):
-    """A pool whose walks find a pod that forks without pause, and nothing else."""
+class ReportingPool(CountedPool):
+    """A pool whose walks return ``message``."""
 
-    confined = True
+    def __init__(self, message: Message) -> None:
+        super().__init__(Children())
+        self.message = message
 
     async def request(self, device: str, message: Message, *, deadline: float | None = None) -> Message:
         self.requests.append(message)
-        relays = [[POD, POD, self.confined]]
-        return {"holders": [], "unreadable": [], "unfinished": [], "relays": relays, "counts": [0, 0, 0, 0]}
+        return self.message
 
 
-@pytest.mark.parametrize("confined", [True, False])
-async def test_pod_that_forks_without_pause_has_devices_walked_alone_only_if_it_may_open_one_of_them(
-    confined: bool,
+def report_of(**fields: object) -> Message:
+    return {"holders": [], "unreadable": [], "unfinished": [], "relays": [], "counts": [0] * 5, **fields}
+
+
+async def test_process_or_group_that_was_not_inspected_may_hold_only_the_devices_that_it_could_open() -> None:
+    zero, full, _ = (os.stat(node).st_rdev for node in NODES)
+    process: list[object] = [77, 4711, "crowd", 0, "there was no time", [zero], [zero], 1, POD]
+    pool = ReportingPool(report_of(unfinished=[process], relays=[[POD, POD, [zero, full]], ["", None, None]]))
+    walks = walks_of(pool)
+    reports = await asyncio.gather(*(walks.walk(search(node)) for node in NODES))
+    assert searched(pool) == [nodes_of(*NODES)], "one walk tells for each of them"
+    assert [each.unfinished[0].parts for each in reports] == [(zero,), (), ()]
+    assert [each.unfinished[0].confined for each in reports] == [False, True, True]
+    assert [[group.confined for group in each.churning_groups] for each in reports] == [
+        [False, False],
+        [False, False],
+        [True, False],
+    ]
+
+
+@pytest.mark.parametrize("counts", [[0, 1, 0, 0, 0], [0, 0, 0, 0, 1]])
+async def test_every_device_is_walked_alone_when_holders_were_omitted_or_only_partly_inspected(
+    counts: list[int],
 ) -> None:
-    pool = RelayPool(Children())
-    pool.confined = confined
-    walks, alone = walks_of(pool), [nodes_of(each) for each in NODES]
-    for _ in range(2):
-        reports = await asyncio.gather(*(walks.walk(search(node)) for node in NODES))
-        assert [report.churning_groups for report in reports] == [(ChurningGroup(POD, POD, confined),)] * 3
-    assert searched(pool) == ([nodes_of(*NODES)] * 2 if confined else [nodes_of(*NODES), *alone, *alone])
+    pool, alone = ReportingPool(report_of(counts=counts)), ReportingPool(report_of())
+    walks = SharedWalks(pool, alone, PATIENT, frozenset)
+    reports = await asyncio.gather(*(walks.walk(search(node)) for node in NODES))
+    assert [each.holders_omitted for each in reports] == [0] * 3
+    assert searched(pool) == [nodes_of(*NODES)]
+    assert searched(alone) == [nodes_of(each) for each in NODES]
+    (only,) = await asyncio.gather(walks.walk(search(ZERO)))
+    assert only.holders_omitted == counts[1]
+    assert len(alone.requests) == 3, "a walk for one device is not repeated"
 
 
-async def test_holder_of_some_of_the_devices_has_every_device_walked_alone(pool: CountedPool) -> None:
-    with holding(ZERO):
-        walks = walks_of(pool)
-        await asyncio.gather(*(walks.walk(search(node)) for node in (ZERO, RANDOM)))
-    assert searched(pool) == [nodes_of(ZERO, RANDOM), nodes_of(ZERO), nodes_of(RANDOM)]
+async def test_walk_that_is_continued_for_one_device_delays_no_other(pool: CountedPool) -> None:
+    never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    class HangingPool(CountedPool):
+        async def request(self, device: str, message: Message, *, deadline: float | None = None) -> Message:
+            return await never
+
+    walks = SharedWalks(pool, HangingPool(pool.children), IMPATIENT, frozenset)
+    await walks.walk(search(ZERO, scrub="scrub-1"))
+    hanging = asyncio.create_task(walks.walk(search(ZERO, scrub="scrub-1")))
+    assert (await walks.walk(search(FULL, scrub="scrub-2"))).unfinished
+    assert not hanging.done()
+    hanging.cancel()
 
 
 async def test_search_whose_caller_has_left_is_not_made(pool: CountedPool) -> None:

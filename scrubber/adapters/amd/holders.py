@@ -115,8 +115,10 @@ class AmdHolders:
     ) -> None:
         self._children = children
         self._requests = requests
-        self._walk_pool = RequestPool(children, WALKER_MODULE, deadline=walk_deadline, error_type=Unavailable)
-        self._walks = SharedWalks(self._walk_pool, budget_within(walk_deadline), self._own_pids)
+        self._shared_walk_pool, self._walk_pool = (
+            RequestPool(children, WALKER_MODULE, deadline=walk_deadline, error_type=Unavailable) for _ in range(2)
+        )
+        self._walks = SharedWalks(self._shared_walk_pool, self._walk_pool, budget_within(walk_deadline), self._own_pids)
         self._infrastructure = infrastructure
         self._idle = idle or IdleMemory(_IDLE_ALLOWANCE, _IDLE_MARGIN)
         self._confirm_seconds = confirm_seconds
@@ -202,7 +204,7 @@ class AmdHolders:
     async def close(self) -> None:
         """End the children that walk over ``/proc``."""
         await self._walks.close()
-        await self._walk_pool.close()
+        await asyncio.gather(self._shared_walk_pool.close(), self._walk_pool.close())
 
     # --- scanning
 

@@ -140,9 +140,11 @@ class NvidiaHolders:
     ) -> None:
         self._children = children
         self._driver_pool = driver_pool
-        self._walk_pool = RequestPool(children, WALKER_MODULE, deadline=walk_deadline, error_type=Unavailable)
+        self._shared_walk_pool, self._walk_pool = (
+            RequestPool(children, WALKER_MODULE, deadline=walk_deadline, error_type=Unavailable) for _ in range(2)
+        )
         budget = budget_within(walk_deadline, process_budget)
-        self._walks = SharedWalks(self._walk_pool, budget, self._own_pids)
+        self._walks = SharedWalks(self._shared_walk_pool, self._walk_pool, budget, self._own_pids)
         self._proc_devices = paths.proc_driver.parent.with_name("devices")
         self._infrastructure = infrastructure
         self._idle = idle or IdleMemory(IDLE_ALLOWANCE, IDLE_MARGIN)
@@ -234,7 +236,7 @@ class NvidiaHolders:
     async def close(self) -> None:
         """End the children that walk over ``/proc``."""
         await self._walks.close()
-        await self._walk_pool.close()
+        await asyncio.gather(self._shared_walk_pool.close(), self._walk_pool.close())
 
     # --- scanning
 

@@ -8,6 +8,7 @@ No walk sees a descriptor in flight over a socket, or one registered with io_uri
 a descriptor that a process moves from a number not inspected yet to one already inspected.
 """
 
+from scrubber.adapters.procwalk.confinement import Reach
 from scrubber.adapters.procwalk.match import DeviceNodeTarget, FileTarget, Target
 from scrubber.adapters.procwalk.process import ProcessMatch, has_open, live_start_time, process_name, start_time
 from scrubber.adapters.procwalk.scheduler import (
@@ -25,6 +26,7 @@ __all__ = [
     "DeviceNodeTarget",
     "FileTarget",
     "ProcessMatch",
+    "Reach",
     "Target",
     "UnfinishedProcess",
     "WalkProgress",

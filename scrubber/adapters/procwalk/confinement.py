@@ -1,8 +1,8 @@
-"""Assessment of whether a process could open a device on its own, as far as possible without opening anything.
+"""Assessment of which devices a process could open on its own, as far as possible without opening anything.
 
 Three things are checked: the capabilities of the process, whether a node of the device is in its ``/dev``, and whether
 that ``/dev`` can be read without querying a file system that may never answer. Anything that cannot be determined
-counts as "it could open the device".
+counts as "it could open every device".
 
 Limitations: the device rules of the container are not checked, because they cannot be read on cgroup v2. Where they
 allow the device because a container runtime injected it for a pod that requested no device, a tenant can hide the node:
@@ -20,11 +20,16 @@ from contextlib import ExitStack
 from scrubber.adapters.kernel_text import fields_in, lines_in, number_in
 from scrubber.adapters.procwalk.match import DeviceNodeTarget, StatxReader, Target
 
-__all__ = ["Confinement", "has_device_capabilities", "has_device_node"]
+__all__ = ["Confinement", "Reach", "device_nodes", "has_device_capabilities"]
+
+Reach = frozenset[int] | None
+"""Device numbers that a process could open on its own; None: possibly any, because that cannot be determined."""
 
 _LENGTH = 1 << 16
 _MOUNTS_LENGTH = 1 << 20
 _MAX_ENTRIES, _MAX_DIRECTORIES = 1024, 64
+_MAX_REACH = 64
+"""Maximum number of device numbers of one process, which bounds the size of a walk's answer."""
 _MAX_ROOTS = 16
 """Maximum number of roots inspected per group; each container has one."""
 _MEMORY_FILE_SYSTEMS = (b"tmpfs", b"devtmpfs")
@@ -51,27 +56,27 @@ class Confinement:
         if isinstance(target, DeviceNodeTarget):
             self._nodes = device_numbers or target.numbers
         self._statx = StatxReader()
-        self._confined_roots: dict[tuple[str, int, int], bool] = {}
+        self._reach_by_root: dict[tuple[str, int, int], Reach] = {}
         self._roots: Counter[str] = Counter()
 
-    def is_confined(self, pid: int, group: str) -> bool:
-        """Whether ``pid``, of ``group``, has no such capability and no node of the device; False if that is unknown."""
+    def reach(self, pid: int, group: str) -> Reach:
+        """Return the device numbers whose nodes ``pid``, of ``group``, has in its ``/dev``, if it lacks capabilities."""
         if has_device_capabilities(pid) is not False:
-            return False
-        return self._nodes is None or self._is_without_node(pid, group, self._nodes)
+            return None
+        return frozenset() if self._nodes is None else self._reach_of_root(pid, group, self._nodes)
 
-    def _is_without_node(self, pid: int, group: str, numbers: frozenset[int]) -> bool:
+    def _reach_of_root(self, pid: int, group: str, numbers: frozenset[int]) -> Reach:
         try:
             root = self._statx.stat(f"/proc/{pid}/root")
             key = (os.readlink(f"/proc/{pid}/ns/mnt"), root.device, root.inode)
         except OSError:
-            return False
-        if key not in self._confined_roots:
+            return None
+        if key not in self._reach_by_root:
             self._roots[group] += 1
             if self._roots[group] > _MAX_ROOTS:
-                return False
-            self._confined_roots[key] = has_device_node(pid, numbers, self._statx) is False
-        return self._confined_roots[key]
+                return None
+            self._reach_by_root[key] = device_nodes(pid, numbers, self._statx)
+        return self._reach_by_root[key]
 
 
 def has_device_capabilities(pid: int) -> bool | None:
@@ -89,8 +94,8 @@ def has_device_capabilities(pid: int) -> bool | None:
     return any(each & _DEVICE_CAPABILITIES for each in sets) if len(sets) == 2 else None
 
 
-def has_device_node(pid: int, numbers: frozenset[int], statx: StatxReader) -> bool | None:
-    """Whether a node with one of ``numbers`` is in the ``/dev`` of ``pid``; None where that cannot be determined.
+def device_nodes(pid: int, numbers: frozenset[int], statx: StatxReader) -> Reach:
+    """Return those of ``numbers`` that have a node in the ``/dev`` of ``pid``.
 
     No symlink is followed, and no directory of another mount is entered.
     """
@@ -101,15 +106,15 @@ def has_device_node(pid: int, numbers: frozenset[int], statx: StatxReader) -> bo
             top = os.open(f"/proc/{pid}/root/dev", os.O_PATH | _DIRECTORY)
             opened.callback(os.close, top)
             mount = _mount_of(top)
-            return _contains_node(top, mount, numbers, statx, opened) if _is_dev_in_memory(pid, mount) else None
+            return _nodes_below(top, mount, numbers, statx, opened) if _is_dev_in_memory(pid, mount) else None
     except (OSError, ValueError):
         return None
 
 
-def _contains_node(top: int, mount: int, numbers: frozenset[int], eye: StatxReader, opened: ExitStack) -> bool | None:
-    target, left, waiting = DeviceNodeTarget(numbers), _MAX_ENTRIES, [top]
-    for number, place in enumerate(waiting):
-        if number >= _MAX_DIRECTORIES:
+def _nodes_below(top: int, mount: int, numbers: frozenset[int], eye: StatxReader, opened: ExitStack) -> Reach:
+    target, left, waiting, found = DeviceNodeTarget(numbers), _MAX_ENTRIES, [top], set[int]()
+    for directories, place in enumerate(waiting):
+        if directories >= _MAX_DIRECTORIES:
             return None
         directory = os.open(".", os.O_RDONLY | _DIRECTORY, dir_fd=place)
         opened.callback(os.close, directory)
@@ -125,9 +130,9 @@ def _contains_node(top: int, mount: int, numbers: frozenset[int], eye: StatxRead
                     opened.callback(os.close, below)
                     if _mount_of(below) == mount:
                         waiting.append(below)
-                elif target.match(eye.stat(entry.name, directory)) is not None:
-                    return True
-    return False
+                elif (number := target.match(eye.stat(entry.name, directory))) is not None:
+                    found.add(number)
+    return frozenset(found) if len(found) <= _MAX_REACH else None
 
 
 def _mount_of(descriptor: int) -> int:

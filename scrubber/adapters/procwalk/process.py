@@ -194,7 +194,7 @@ class ProcessScan:
             self.has_exited, self.interrupted_in = True, None
             return None
         # An exiting process has closed its descriptors, and may have forked before: the scan came too late.
-        self.has_exited = not self.parts and now.exiting and now.threads <= 1
+        self.has_exited = not self._target.is_complete(self.parts) and now.exiting and now.threads <= 1
         if not (self.parts or always):
             return None
         if now.started != stat.started:  # the PID now belongs to another process, which was not scanned

@@ -29,13 +29,13 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scrubber.adapters.kernel_text import fields_in, number_in
 from scrubber.adapters.procwalk.budget_group import BudgetGroup, budget_group_of
-from scrubber.adapters.procwalk.confinement import Confinement
+from scrubber.adapters.procwalk.confinement import Confinement, Reach
 from scrubber.adapters.procwalk.match import Target
 from scrubber.adapters.procwalk.process import (
     NonMatchingFiles,
@@ -78,6 +78,7 @@ _MAX_REPORTED = 400
 _MAX_REPORTED_REQUESTED = 2000
 _MAX_FULL_COMMANDS, _SHORT_COMMAND_LENGTH = 64, 16
 """Number of holders with a full command, and length of the other commands: a response is at most a megabyte."""
+_GROUP_LENGTH = 64
 _LOADAVG_LENGTH = 256
 
 
@@ -97,9 +98,9 @@ class UnfinishedProcess(NamedTuple):
         started: start time in clock ticks since boot; 0 when this user may not read it.
         name: the short name that the kernel stores.
         reason: why the scan is incomplete, as a clause of a message for the operator.
-        confined: whether it showed no sign that it could open a device on its own
-            (:mod:`scrubber.adapters.procwalk.confinement`).
+        reach: device numbers that it could open on its own (:mod:`scrubber.adapters.procwalk.confinement`).
         walks: number of consecutive walks that did not complete its group, including this one.
+        group: the end of its group's key; empty when the group could not be determined.
     """
 
     pid: int
@@ -108,8 +109,14 @@ class UnfinishedProcess(NamedTuple):
     uid: int
     reason: str
     parts: tuple[int, ...] = ()
-    confined: bool = False
+    reach: Reach = None
     walks: int = 1
+    group: str = ""
+
+    @property
+    def confined(self) -> bool:
+        """Whether it showed no sign that it could open the device on its own."""
+        return self.reach == frozenset()
 
 
 class ChurningGroup(NamedTuple):
@@ -118,13 +125,18 @@ class ChurningGroup(NamedTuple):
     Attributes:
         group: path of its cgroup, or the pod's UID; empty when it could not be determined.
         pod_uid: the UID, if it is a pod.
-        confined: whether all processes of the group that could be checked are confined, including at least one
-            short-lived one.
+        reach: device numbers that those of its processes that could be checked could open on their own; None if no
+            short-lived one could be checked.
     """
 
     group: str
     pod_uid: str | None
-    confined: bool = False
+    reach: Reach = None
+
+    @property
+    def confined(self) -> bool:
+        """Whether none of its processes showed a sign that it could open the device on its own."""
+        return self.reach == frozenset()
 
 
 class WalkResult(NamedTuple):
@@ -139,6 +151,8 @@ class WalkResult(NamedTuple):
             first.
         holders_omitted: number of further holders. At least one of each group is reported, and all requested ones.
         churning_groups: groups that could not be scanned completely because their processes start and exit.
+        partial_count: number of processes in ``holders`` that may hold more, because this user may not inspect all of
+            them.
         missed_count: number of processes that ended before they were inspected, when no list was without one.
         resumed_count: number of processes that were scanned in pieces, by several walks.
     """
@@ -151,6 +165,7 @@ class WalkResult(NamedTuple):
     churning_groups: tuple[ChurningGroup, ...] = ()
     missed_count: int = 0
     resumed_count: int = 0
+    partial_count: int = 0
 
 
 @dataclass(slots=True)
@@ -213,7 +228,7 @@ def walk(
         progress: progress of the previous walk for the same target, in the same scrub (:meth:`WalkProgress.begin`).
         budget_group: returns the group of a process; None when it has exited.
         device_numbers: numbers of the nodes that give access to the device, if there are others than those of the
-            target; used for ``confined``.
+            target; used for ``reach``.
     """
     rounds = _Scheduler(
         target,
@@ -280,6 +295,8 @@ class _Scheduler:
         self._non_matching_files: NonMatchingFiles = set()
         self._matches: dict[int, ProcessMatch] = {}
         self._denied_uids: dict[int, int] = {}
+        self._partial_pids: set[int] = set()
+        """Processes that hold a part of the target, and that this user may not inspect completely."""
         self._completed: dict[int, int] = {}
         """Start times of processes that were scanned completely and hold nothing."""
         self._positions: dict[int, ScanPosition] = {
@@ -313,8 +330,8 @@ class _Scheduler:
         rows = [row for row in map(self._unfinished, self._incomplete) if row is not None]
         rows, pieces = self._update_progress(rows)
         rows.sort(key=self._urgency)
-        reported = self._select_reported([row.pid for row in rows])
-        holders = self._select_reported(sorted(self._matches))
+        reported = self._select_reported([row.pid for row in rows], {row.pid: row.reach for row in rows})
+        holders = self._select_reported(sorted(self._matches), {})
         return WalkResult(
             tuple(self._shortened(pid, number) for number, pid in enumerate(sorted(holders))),
             tuple(sorted(Counter(self._denied_uids.values()).items())),
@@ -324,6 +341,7 @@ class _Scheduler:
             self._churning,
             self._missed if self._lists_ended else 0,
             pieces,
+            len(self._partial_pids & self._matches.keys()),
         )
 
     def _urgency(self, row: UnfinishedProcess) -> tuple[bool, bool, bool, int]:
@@ -331,13 +349,16 @@ class _Scheduler:
         of_a_pod = self._pod_of(row.pid) is not None
         return (row.pid not in self._requested, of_a_pod and row.confined, of_a_pod, row.pid)
 
-    def _select_reported(self, pids: Sequence[int]) -> set[int]:
-        """Return the PIDs to report: one of each group, then another of each group; requested ones in any case."""
-        turns: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    def _select_reported(self, pids: Sequence[int], reach: Mapping[int, Reach]) -> set[int]:
+        """Return the PIDs to report: one of each group, then another of each group; requested ones in any case.
+
+        Processes of one group that hold different parts, or could open different devices, count as several groups.
+        """
+        turns: Counter[tuple[str, tuple[int, ...], Reach]] = Counter()
         ranked: list[tuple[int, int, int]] = []
         for number, pid in enumerate(pids):
             group, found = self._groups.get(pid), self._matches.get(pid)
-            key = ("" if group is None else group.key, () if found is None else found.parts)
+            key = ("" if group is None else group.key, () if found is None else found.parts, reach.get(pid))
             turns[key] += pid not in self._requested
             ranked.append((turns[key] if pid not in self._requested else 0, number, pid))
         most = max(_MAX_REPORTED, sum(pid in self._requested for pid in pids))
@@ -356,8 +377,9 @@ class _Scheduler:
             series = None if group is None else self._group_progress.get(group.key)
             if series is not None and series.completed.get(row.pid) == row.started:
                 series.resumed.add(row.pid)
-            elif group is not None:
-                of_groups.setdefault(group.key, []).append(row)
+            else:
+                key = "" if group is None else group.key
+                of_groups.setdefault(key, []).append(row._replace(group=key[-_GROUP_LENGTH:]))
         for key in self._group_progress.keys() - of_groups.keys():
             pieces += len(self._group_progress.pop(key).resumed)
         for key, unfinished in of_groups.items():
@@ -492,26 +514,35 @@ class _Scheduler:
     def _churning_group(self, group: BudgetGroup | None) -> ChurningGroup:
         if group is None:
             return ChurningGroup("", None)
-        return ChurningGroup(*group, self._is_confined(group))
+        return ChurningGroup(*group, self._reach_of_group(group))
 
-    def _is_confined(self, group: BudgetGroup) -> bool:
-        """Whether all checkable processes of ``group`` are confined, including at least one just created."""
+    def _reach_of_group(self, group: BudgetGroup) -> Reach:
+        """Return what the checkable processes of ``group`` could open; None if none just created could be checked."""
+        if group.pod_uid is None:
+            return None
         seen = [pid for pid, its in list(self._groups.items()) if its == group]
-        if group.pod_uid is None or any(_is_alive(pid) and not self._may_be_confined(pid, group) for pid in seen):
-            return False
-        judged = 0
+        reach, judged = set[int](), 0
+        for pid in seen:
+            if _is_alive(pid):
+                of_process = self._reach_while_alive(pid, group)
+                if of_process is None:
+                    return None
+                reach |= of_process
         for _ in range(_SAMPLES):
             newest = _newest_pid()
             if newest in seen or self._group(newest) != group:
                 continue
-            if not self._may_be_confined(newest, group):
-                return False
+            of_process = self._reach_while_alive(newest, group)
+            if of_process is None:
+                return None
+            reach |= of_process
             judged += _is_alive(newest)
-        return judged > 0
+        return frozenset(reach) if judged else None
 
-    def _may_be_confined(self, pid: int, group: BudgetGroup) -> bool:
-        """Return False for a process that is not confined; one that has ended meanwhile may have been."""
-        return self._confinement.is_confined(pid, group.key) or not _is_alive(pid)
+    def _reach_while_alive(self, pid: int, group: BudgetGroup) -> Reach:
+        """Return what a process could open; nothing for one that has ended before that was determined."""
+        reach = self._confinement.reach(pid, group.key)
+        return frozenset() if reach is None and not _is_alive(pid) else reach
 
     def _first_share(self, pid: int) -> float:
         """Return the seconds of the first round left for a process of a pod that did not have the device."""
@@ -660,6 +691,7 @@ class _Scheduler:
         resumed, before = scan.is_resumed, self._positions.pop(pid, None)
         for earlier in (self._matches, self._incomplete, self._denied_uids):
             earlier.pop(pid, None)
+        self._partial_pids.discard(pid)
         self._charge_pod(pid)
         if found is not None:
             self._matches[pid] = found
@@ -677,7 +709,9 @@ class _Scheduler:
         elif not scan.parts and scan.started is not None:
             self._completed[pid] = scan.started
             self._record_resumed(pid, before if resumed else None)
-        if scan.permission_denied and not scan.parts and (uid := _uid_of(scan.pid)) is not None:
+        if scan.permission_denied and scan.parts:
+            self._partial_pids.add(pid)
+        elif scan.permission_denied and (uid := _uid_of(scan.pid)) is not None:
             self._denied_uids[scan.pid] = uid
 
     def _is_completed(self, scan: ProcessScan) -> bool:
@@ -692,9 +726,9 @@ class _Scheduler:
         if series is not None and before is not None and series.positions.get(pid, before).started == before.started:
             series.resumed.add(pid)
 
-    def _confined(self, pid: int) -> bool:
+    def _reach(self, pid: int) -> Reach:
         group = self._groups.get(pid)
-        return self._confinement.is_confined(pid, "" if group is None else group.key)
+        return self._confinement.reach(pid, "" if group is None else group.key)
 
     def _unfinished(self, pid: int) -> UnfinishedProcess | None:
         """Return None for a process that has exited meanwhile, or a kernel thread."""
@@ -706,7 +740,7 @@ class _Scheduler:
         if started is None or uid is None:
             return None
         why, parts = self._incomplete[pid]
-        return UnfinishedProcess(pid, started, process_name(pid), uid, why, tuple(sorted(parts)), self._confined(pid))
+        return UnfinishedProcess(pid, started, process_name(pid), uid, why, tuple(sorted(parts)), self._reach(pid))
 
 
 def _find_churning_groups(missed: Sequence[Counter[BudgetGroup | None]]) -> tuple[BudgetGroup | None, ...]:

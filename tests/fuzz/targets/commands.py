@@ -150,9 +150,9 @@ def _check_telemetry(answer: Answer) -> bool:
 _WALK = {
     "holders": [[17, 4711, "python", False, [0]]],
     "unreadable": [[1000, 2]],
-    "unfinished": [[18, 4712, "sh", 0, "it has too many threads", [1], False, 3]],
-    "relays": [["/kubepods/pod1", "1", True], ["/x", None, False]],
-    "counts": [0, 1, 2, 3],
+    "unfinished": [[18, 4712, "sh", 0, "it has too many threads", [1], [1], 3, "1"]],
+    "relays": [["/kubepods/pod1", "1", []], ["/x", None, None]],
+    "counts": [0, 1, 2, 3, 4],
 }
 
 
