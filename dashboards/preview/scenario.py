@@ -8,10 +8,10 @@ whose memory does not verify, one that its tenants drive into errors, an unautho
 override, a service that restarts. Prometheus and its rules are the real ones.
 """
 
+import argparse
 import asyncio
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -257,8 +257,7 @@ async def main(records: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        asyncio.run(main(Path(sys.argv[1])))
-    else:
-        with tempfile.TemporaryDirectory(prefix="scene-") as directory:
-            asyncio.run(main(Path(directory)))
+    parser = argparse.ArgumentParser(prog="python -m dashboards.preview.scenario", description="Record the dashboards.")
+    parser.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="keep the files of the nodes here")
+    with tempfile.TemporaryDirectory(prefix="scene-") as temporary:
+        asyncio.run(main(parser.parse_args().directory or Path(temporary)))
