@@ -10,44 +10,51 @@ are made by another child, so that a tenant that keeps the device it had from be
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.procwalk import Budget, DeviceNodeTarget, Reach
-from scrubber.adapters.walker import WalkReport, parse_walk_report, walk_request
+from scrubber.adapters.procwalk import Budget, DeviceNodeTarget, FileTarget, Reach, Target
+from scrubber.adapters.walker import WALKER_MODULE, WalkReport, budget_within, parse_walk_report, walk_request
 from scrubber.domain.errors import ScrubberError, Unavailable
 
-__all__ = ["NodeSearch", "SharedWalks"]
+__all__ = ["Search", "SharedWalks"]
 
 _STOPPING = "The service is stopping."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSearch:
+class Search:
     """What a walk looks for.
 
     Attributes:
         device: ID of the device.
-        numbers: device numbers of the nodes to look for.
-        own_numbers: numbers of the nodes that give access to the device; empty: each of ``numbers`` may.
-        pids: processes that are reported even if they have none of the nodes open.
+        target: device nodes, or files, to look for.
+        own_numbers: numbers of the nodes that give access to the device; empty: each node of ``target`` may.
+        pids: processes that are reported even if they have nothing of the target open.
         priority_pods: UIDs of pods that had the device.
         scrub: ID of the scrub that requests it; None: of none.
     """
 
     device: str
-    numbers: frozenset[int]
-    own_numbers: frozenset[int]
-    pids: frozenset[int]
-    priority_pods: frozenset[str]
-    scrub: str | None
+    target: Target
+    own_numbers: frozenset[int] = frozenset()
+    pids: frozenset[int] = frozenset()
+    priority_pods: frozenset[str] = frozenset()
+    scrub: str | None = None
+
+    @property
+    def file_system(self) -> int | None:
+        """``st_dev`` of the files; None of device nodes. One walk can look for nodes, or for files of one file system."""
+        return self.target.device if isinstance(self.target, FileTarget) else None
 
     @property
     def opening_numbers(self) -> frozenset[int]:
         """Numbers of the nodes with which a process may get access to the device."""
-        return self.own_numbers or self.numbers
+        return self.own_numbers or self.target.parts
 
 
 class _Walked(NamedTuple):
@@ -57,7 +64,7 @@ class _Walked(NamedTuple):
     devices: int
 
 
-_Request = tuple[NodeSearch, asyncio.Future[_Walked]]
+_Request = tuple[Search, asyncio.Future[_Walked]]
 
 
 class _Unfinished(NamedTuple):
@@ -91,18 +98,32 @@ class SharedWalks:
         self._pending: list[_Request] = []
         self._runner: asyncio.Task[None] | None = None
         self._closed = False
-        self._unfinished: dict[str, _Unfinished] = {}
-        """By device; none for a device whose last walk inspected every process."""
+        self._unfinished: dict[tuple[str, int | None], _Unfinished] = {}
+        """By device and file system; none for a device whose last walk inspected every process."""
 
-    async def walk(self, search: NodeSearch) -> WalkReport:
-        """Return the processes that have a node of ``search`` open or mapped.
+    @classmethod
+    def in_children(cls, children: Children, deadline: float, process_budget: float | None = None) -> Self:
+        """Return walks in ``children``, which are no holders themselves.
+
+        Args:
+            deadline: seconds within which a walk returns its report.
+            process_budget: maximum seconds of a walk for one process; None for half of the budget of all processes.
+        """
+        shared, alone = (
+            RequestPool(children, WALKER_MODULE, deadline=deadline, error_type=Unavailable) for _ in range(2)
+        )
+        budget = budget_within(deadline, process_budget)
+        return cls(shared, alone, budget, lambda: frozenset({os.getpid(), *children.pids()}))
+
+    async def walk(self, search: Search) -> WalkReport:
+        """Return the processes that have a part of the target of ``search`` open or mapped.
 
         Raises:
             Unavailable: the walk was not completed in time, or no child can be started; no device is at fault.
         """
         if self._closed:
             raise Unavailable(_STOPPING)
-        last = self._unfinished.get(search.device)
+        last = self._unfinished.get((search.device, search.file_system))
         if last is not None and search.scrub is not None and last.scrub == search.scrub:
             return self._counted(search, await self._request(self._alone, search))
         answer: asyncio.Future[_Walked] = asyncio.get_running_loop().create_future()
@@ -116,12 +137,13 @@ class SharedWalks:
         return self._counted(search, _report_of(search, report))
 
     async def close(self) -> None:
-        """Fail every request with :class:`Unavailable`."""
+        """Fail every request with :class:`Unavailable`, and end the children."""
         self._closed = True
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.wait({self._runner})
         _fail_all(self._pending)  # a task that is cancelled before its first step runs none of its code
+        await asyncio.gather(self._shared.close(), self._alone.close())
 
     async def _serve(self) -> None:
         batch: list[_Request] = []
@@ -129,8 +151,8 @@ class SharedWalks:
             while self._pending:
                 batch, self._pending = self._pending, []
                 batch = [each for each in batch if not each[1].done()]  # done: its caller left
-                if batch:
-                    await self._answer(batch)
+                for file_system in {search.file_system for search, _ in batch}:
+                    await self._answer([each for each in batch if each[0].file_system == file_system])
         finally:
             self._runner = None
             _fail_all(batch)
@@ -139,13 +161,13 @@ class SharedWalks:
 
     async def _answer(self, batch: list[_Request]) -> None:
         searches = [search for search, _ in batch]
-        union = NodeSearch(
-            device=searches[0].device,
-            numbers=frozenset().union(*(each.numbers for each in searches)),
+        first, parts = searches[0], frozenset[int]().union(*(each.target.parts for each in searches))
+        union = Search(
+            device=first.device,
+            target=DeviceNodeTarget(parts) if first.file_system is None else FileTarget(first.file_system, parts),
             own_numbers=frozenset().union(*(each.opening_numbers for each in searches)),
             pids=frozenset().union(*(each.pids for each in searches)),
             priority_pods=frozenset().union(*(each.priority_pods for each in searches)),
-            scrub=None,
         )
         try:
             walked = _Walked(await self._request(self._shared, union), len({each.device for each in searches}))
@@ -156,9 +178,9 @@ class SharedWalks:
             if not answer.done():
                 answer.set_result(walked)
 
-    async def _request(self, pool: RequestPool, search: NodeSearch) -> WalkReport:
+    async def _request(self, pool: RequestPool, search: Search) -> WalkReport:
         request = walk_request(
-            DeviceNodeTarget(search.numbers),
+            search.target,
             excluded_pids=self._excluded_pids(),
             requested_pids=search.pids,
             budget=self._budget,
@@ -168,14 +190,15 @@ class SharedWalks:
         )
         return parse_walk_report(await pool.request(search.device, request))
 
-    def _counted(self, search: NodeSearch, report: WalkReport) -> WalkReport:
+    def _counted(self, search: Search, report: WalkReport) -> WalkReport:
         """Return ``report`` with the number of consecutive walks for this device that did not complete a group."""
-        last = self._unfinished.pop(search.device, None)
+        key = (search.device, search.file_system)
+        last = self._unfinished.pop(key, None)
         if not report.unfinished:
             return report
         before = {} if last is None else last.walks
         walks = {each.group: before.get(each.group, 0) + 1 for each in report.unfinished}
-        self._unfinished[search.device] = _Unfinished(search.scrub, walks)
+        self._unfinished[key] = _Unfinished(search.scrub, walks)
         return report._replace(unfinished=tuple(each._replace(walks=walks[each.group]) for each in report.unfinished))
 
 
@@ -185,11 +208,12 @@ def _fail_all(requests: Iterable[_Request], error: ScrubberError | None = None) 
             answer.set_exception(error or Unavailable(_STOPPING))
 
 
-def _report_of(search: NodeSearch, report: WalkReport) -> WalkReport:
+def _report_of(search: Search, report: WalkReport) -> WalkReport:
     """Return the part of ``report`` that concerns one device."""
+    parts_of_device = search.target.parts
 
-    def of_device(numbers: Iterable[int]) -> tuple[int, ...]:
-        return tuple(number for number in numbers if number in search.numbers)
+    def of_device(parts: Iterable[int]) -> tuple[int, ...]:
+        return tuple(part for part in parts if part in parts_of_device)
 
     def could_open(reach: Reach) -> Reach:
         return None if reach is None else reach & search.opening_numbers

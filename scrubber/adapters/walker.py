@@ -99,7 +99,7 @@ def walk_request(
         "scrub": scrub_id,
     }
     if isinstance(target, FileTarget):
-        return {"file": [target.device, target.inode], **request}
+        return {"file": [target.device, *sorted(target.inodes)], **request}
     return {"nodes": sorted(target.numbers), **request}
 
 
@@ -278,10 +278,10 @@ def _integers(*numbers: object) -> tuple[int, ...]:
 def _target(question: Message) -> Target:
     if "nodes" in question:
         return DeviceNodeTarget(frozenset(_numbers(question, "nodes")))
-    try:
-        return FileTarget(*_numbers(question, "file"))
-    except TypeError as error:
-        raise Fault("unreadable", "A file must be a device number and an inode.") from error
+    match _numbers(question, "file"):
+        case [device, *inodes] if inodes:
+            return FileTarget(device, frozenset(inodes))
+    raise Fault("unreadable", "Files must be a device number, and at least one inode.")
 
 
 def _budget(question: Message) -> Budget:

@@ -578,7 +578,7 @@ async def test_uninspected_infrastructure_process_blocks_no_device(tmp_path: Pat
 
 
 async def test_unanswered_walk_is_no_device_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scrubber.adapters.nvidia.holders.WALKER_MODULE", "tests.adapters.wayward_child")
+    monkeypatch.setattr("scrubber.adapters.shared_walks.WALKER_MODULE", "tests.adapters.wayward_child")
     with Machine.create(tmp_path / "world", mebibytes=64) as machine:
         node = Node(machine, walk_deadline=0.05)
         for device in await node.inventory.devices():

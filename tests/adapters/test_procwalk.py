@@ -302,7 +302,7 @@ def test_mapped_file_has_a_holder_for_that_file_alone(run: Run, tmp_path: Path) 
 
 def file_of(path: Path) -> FileTarget:
     where = path.stat()
-    return FileTarget(where.st_dev, where.st_ino)
+    return FileTarget(where.st_dev, frozenset({where.st_ino}))
 
 
 def test_walk_skips_excluded_pids(tmp_path: Path) -> None:
@@ -485,7 +485,7 @@ def test_walk_does_not_query_a_file_system_that_never_answers(run: Run, tmp_path
     assert plain.returncode != 0 or "requested" in hostile.message
 
 
-@pytest.mark.parametrize("target", [nodes(ONE, ZERO), FileTarget(259, 42)])
+@pytest.mark.parametrize("target", [nodes(ONE, ZERO), FileTarget(259, frozenset({42, 43}))])
 def test_walk_request_reaches_the_child_unchanged(target: FileTarget | DeviceNodeTarget) -> None:
     found = parse_walk_report(Walker().handle(walk_request(target, requested_pids=[os.getpid()])))
     assert [holder.pid for holder in found.holders if holder.pid == os.getpid()] == [os.getpid()]

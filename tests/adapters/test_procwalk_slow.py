@@ -31,7 +31,7 @@ def memory(tmp_path: Path) -> Path:
 
 def target(memory: Path) -> FileTarget:
     where = memory.stat()
-    return FileTarget(where.st_dev, where.st_ino)
+    return FileTarget(where.st_dev, frozenset({where.st_ino}))
 
 
 @pytest.fixture
@@ -203,7 +203,10 @@ def test_scan_that_never_returns_costs_one_thread_and_no_other_result(
     hanging.let_go.set()
     scheduler._hung_scans[sick.pid][1].join()
     found = walk(target(memory), requested_pids=[sick.pid])
-    assert {holder.pid: holder.parts for holder in found.holders} == {sick.pid: (), tenant.pid: (target(memory).inode,)}
+    assert {holder.pid: holder.parts for holder in found.holders} == {
+        sick.pid: (),
+        tenant.pid: tuple(target(memory).inodes),
+    }
     assert sick.pid not in {each.pid for each in found.unfinished}
 
 

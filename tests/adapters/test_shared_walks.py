@@ -7,14 +7,15 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from scrubber.adapters.children.message import Message
 from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.procwalk import Budget
-from scrubber.adapters.shared_walks import NodeSearch, SharedWalks
+from scrubber.adapters.procwalk import Budget, DeviceNodeTarget, FileTarget
+from scrubber.adapters.shared_walks import Search, SharedWalks
 from scrubber.adapters.walker import WALKER_MODULE, WalkReport
 from scrubber.domain.errors import Unavailable
 
@@ -53,14 +54,12 @@ def walks_of(pool: CountedPool) -> SharedWalks:
     return SharedWalks(pool, pool, PATIENT, lambda: frozenset({os.getpid()}))
 
 
-def search(node: str, *pids: int, scrub: str | None = None) -> NodeSearch:
+def search(node: str, *pids: int, scrub: str | None = None) -> Search:
     number = os.stat(node).st_rdev
-    return NodeSearch(
+    return Search(
         device=node,
-        numbers=frozenset({number}),
-        own_numbers=frozenset({number}),
+        target=DeviceNodeTarget(frozenset({number})),
         pids=frozenset(pids),
-        priority_pods=frozenset(),
         scrub=scrub,
     )
 
@@ -76,16 +75,16 @@ def searched(pool: CountedPool) -> list[object]:
 
 
 @contextmanager
-def holding(node: str) -> Iterator[int]:
-    """Run a process that has ``node`` open; yields its PID."""
-    with open(node) as opened, subprocess.Popen(["sleep", "infinity"], stdin=opened) as process:
+def holding(path: str | Path) -> Iterator[int]:
+    """Run a process that has ``path`` open; yields its PID."""
+    with open(path) as opened, subprocess.Popen(["sleep", "infinity"], stdin=opened) as process:
         try:
             yield process.pid
         finally:
             process.kill()
 
 
-async def complete(walks: SharedWalks, *searches: NodeSearch) -> list[WalkReport]:
+async def complete(walks: SharedWalks, *searches: Search) -> list[WalkReport]:
     """Return reports that nothing else on this machine kept from being complete."""
     while True:
         reports = await asyncio.gather(*(walks.walk(each) for each in searches))
@@ -106,6 +105,25 @@ async def test_searches_made_together_share_a_walk_and_each_gets_the_holders_of_
         assert one not in found[1]
         assert found[2][one] == ()  # requested, although it has no node of that device
         assert other not in found[2]
+
+
+async def test_one_walk_looks_for_nodes_and_one_for_the_files_of_a_file_system(
+    pool: CountedPool, tmp_path: Path
+) -> None:
+    paths = [tmp_path / name for name in ("one", "other")]
+    for path in paths:
+        path.touch()
+    files = [os.stat(path) for path in paths]
+    targets = [FileTarget(each.st_dev, frozenset({each.st_ino})) for each in files]
+    with paths[0].open(), holding(paths[1]) as other:
+        searches = [Search(device=f"file {target}", target=target) for target in targets]
+        walks = walks_of(pool)
+        reports = await asyncio.gather(*(walks.walk(each) for each in (search(ZERO), *searches)))
+    both = [files[0].st_dev, *sorted(each.st_ino for each in files)]
+    assert {str(each.get("nodes", each.get("file"))) for each in pool.requests} == {str(nodes_of(ZERO)), str(both)}
+    assert len(pool.requests) == 2
+    assert {each.pid: each.parts for each in reports[2].holders} == {other: (files[1].st_ino,)}
+    assert reports[1].holders == (), "this process is excluded"
 
 
 async def test_search_made_during_a_walk_waits_for_the_next_one_which_all_that_wait_share(pool: CountedPool) -> None:

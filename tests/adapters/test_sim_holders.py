@@ -68,7 +68,7 @@ async def test_reset_plan_names_the_holders_once_or_says_that_they_were_not_iden
 
 
 async def test_holder_without_time_for_inspection_is_named_as_uninspected(sim: Sim, device: Device) -> None:
-    sim.backend.holders._budget = Budget(per_process=0.0, total=10.0)
+    sim.backend.holders._walks._budget = Budget(per_process=0.0, total=10.0)
     with sim.hold(device) as pid:
         report = await sim.backend.holders.list_holders(device)
         assert report.holders == ()
@@ -79,7 +79,7 @@ async def test_holder_without_time_for_inspection_is_named_as_uninspected(sim: S
 
 
 async def test_unanswered_walk_is_no_device_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scrubber.adapters.sim.backend.WALKER_MODULE", "tests.adapters.wayward_child")
+    monkeypatch.setattr("scrubber.adapters.shared_walks.WALKER_MODULE", "tests.adapters.wayward_child")
     backend = SimBackend(make(tmp_path / "sim", mebibytes=1), walk_timeout=0.05)
     await backend.start()
     sim = Sim(tmp_path / "sim", backend)
@@ -392,7 +392,7 @@ async def test_monitoring_agent_without_time_for_inspection_blocks_no_device(
     sim: Sim, device: Device, agents: Agents
 ) -> None:
     agent = keep_open(sim, sim.files(device).node)
-    sim.backend.holders._budget = Budget(per_process=0.0, total=10.0)
+    sim.backend.holders._walks._budget = Budget(per_process=0.0, total=10.0)
     assert agent.pid in {each.pid for each in (await sim.backend.holders.list_holders(device)).uninspected}
     agents.owners[agent.pid] = "gpu-operator/exporter-x"
     assert agent.pid not in {each.pid for each in (await sim.backend.holders.list_holders(device)).uninspected}

@@ -21,16 +21,17 @@ from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.idle_memory import IdleMemory
 from scrubber.adapters.procwalk import (
     ChurningGroup,
+    DeviceNodeTarget,
     ProcessMatch,
     UnfinishedProcess,
     live_start_time,
     process_name,
     start_time,
 )
-from scrubber.adapters.shared_walks import NodeSearch, SharedWalks
-from scrubber.adapters.walker import WALKER_MODULE, budget_within, uninspected_from
+from scrubber.adapters.shared_walks import Search, SharedWalks
+from scrubber.adapters.walker import uninspected_from
 from scrubber.domain.device import Device
-from scrubber.domain.errors import ScrubberError, Unavailable, Unreadable
+from scrubber.domain.errors import ScrubberError, Unreadable
 from scrubber.domain.infrastructure import InfrastructureProcess
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 from scrubber.ports.device import InfrastructureLookup
@@ -115,10 +116,7 @@ class AmdHolders:
     ) -> None:
         self._children = children
         self._requests = requests
-        self._shared_walk_pool, self._walk_pool = (
-            RequestPool(children, WALKER_MODULE, deadline=walk_deadline, error_type=Unavailable) for _ in range(2)
-        )
-        self._walks = SharedWalks(self._shared_walk_pool, self._walk_pool, budget_within(walk_deadline), self._own_pids)
+        self._walks = SharedWalks.in_children(children, walk_deadline)
         self._infrastructure = infrastructure
         self._idle = idle or IdleMemory(_IDLE_ALLOWANCE, _IDLE_MARGIN)
         self._confirm_seconds = confirm_seconds
@@ -204,16 +202,15 @@ class AmdHolders:
     async def close(self) -> None:
         """End the children that walk over ``/proc``."""
         await self._walks.close()
-        await asyncio.gather(self._shared_walk_pool.close(), self._walk_pool.close())
 
     # --- scanning
 
     async def _scan(self, device: Device, had: Collection[str], scrub: str | None) -> _Scan:
         usage = self._parse_usage(device, await self._request_usage(device))
         own, shared = _numbers(device, (Trait.NUMBER, Trait.CARD_NUMBER)), _numbers(device, (Trait.KFD_NUMBER,))
-        search = NodeSearch(
+        search = Search(
             device=device.id,
-            numbers=own | shared,
+            target=DeviceNodeTarget(own | shared),
             own_numbers=own,
             pids=frozenset(usage.processes),
             priority_pods=frozenset(had),

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Protocol
 
 from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.command.health import CommandSettings, CommandTelemetry
 from scrubber.adapters.command.holders import CommandHolders
 from scrubber.adapters.command.inventory import CommandInventory
 from scrubber.adapters.command.runner import CommandOptions, CommandRun, CommandRunner
 from scrubber.adapters.command.work import CommandResetter, CommandWork
-from scrubber.adapters.walker import WALKER_MODULE, budget_within
-from scrubber.domain.errors import Unavailable
+from scrubber.adapters.shared_walks import SharedWalks
 from scrubber.ports.device import DeviceBackend, InfrastructureLookup
 
 __all__ = ["CommandSource", "command_backend"]
@@ -59,10 +57,10 @@ async def command_backend(
         stack.push_async_callback(own.close)
         runner = CommandRunner(source.current, own, lock_directory=locks, owner=owner, observe=observe)
         stack.push_async_callback(runner.close)
-        walks = RequestPool(own, WALKER_MODULE, deadline=walk_timeout, error_type=Unavailable)
+        walks = SharedWalks.in_children(own, walk_timeout)
         stack.push_async_callback(walks.close)
         inventory = CommandInventory(runner, node)
-        holders = CommandHolders(runner, own, walks, budget_within(walk_timeout), infrastructure=infrastructure)
+        holders = CommandHolders(runner, walks, infrastructure=infrastructure)
         telemetry = CommandTelemetry(
             runner, lambda: inventory.last_devices, interval=lambda: source.current().poll_interval
         )

@@ -10,12 +10,9 @@ import os
 import stat
 from collections.abc import Collection
 
-from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.command.answers import Answer, Verb
 from scrubber.adapters.command.runner import CommandRunner
 from scrubber.adapters.procwalk import (
-    Budget,
     DeviceNodeTarget,
     FileTarget,
     ProcessMatch,
@@ -23,7 +20,8 @@ from scrubber.adapters.procwalk import (
     live_start_time,
     process_name,
 )
-from scrubber.adapters.walker import WalkReport, parse_walk_report, uninspected_from, walk_request
+from scrubber.adapters.shared_walks import Search, SharedWalks
+from scrubber.adapters.walker import WalkReport, uninspected_from
 from scrubber.domain.device import AccessKind, Device
 from scrubber.domain.errors import BrokenCommand
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
@@ -45,24 +43,19 @@ class CommandHolders:
     """:class:`scrubber.ports.Holders`.
 
     Args:
-        walk_pool: children that walk over ``/proc``; no device is blamed for a walk.
         confirm_seconds: how long an unkillable holder must persist before it is reported as one.
     """
 
     def __init__(
         self,
         runner: CommandRunner,
-        children: Children,
-        walk_pool: RequestPool,
-        budget: Budget,
+        walks: SharedWalks,
         *,
         infrastructure: InfrastructureLookup | None,
         confirm_seconds: float = 2.0,
     ) -> None:
         self._runner = runner
-        self._children = children
-        self._walk_pool = walk_pool
-        self._budget = budget
+        self._walks = walks
         self._infrastructure = infrastructure
         self._confirm_seconds = confirm_seconds
         self._not_covered: dict[str, tuple[str, ...]] = {}
@@ -120,7 +113,9 @@ class CommandHolders:
 
     async def _walk(self, device: Device, pod_uids: Collection[str] = (), scrub: str | None = None) -> WalkReport:
         """Return the processes that have a node of ``device`` open, without the runs of the command."""
-        reports = [await self._walk_for(device, each, pod_uids, scrub) for each in _targets(device)]
+        had = frozenset(pod_uids)
+        searches = [Search(device=device.id, target=each, priority_pods=had, scrub=scrub) for each in _targets(device)]
+        reports = await asyncio.gather(*(self._walks.walk(each) for each in searches))
         holders = {(each.pid, each.started): each for report in reports for each in report.holders}
         return WalkReport(
             tuple(found for _, found in sorted(holders.items()) if not self._runner.is_own(found.pid)),
@@ -134,20 +129,6 @@ class CommandHolders:
             sum(report.holders_omitted for report in reports),
             tuple(dict.fromkeys(group for report in reports for group in report.churning_groups)),
         )
-
-    async def _walk_for(
-        self, device: Device, target: Target, pod_uids: Collection[str], scrub: str | None
-    ) -> WalkReport:
-        numbers = target.numbers if isinstance(target, DeviceNodeTarget) else frozenset()
-        request = walk_request(
-            target,
-            excluded_pids={os.getpid(), *self._children.pids()},
-            budget=self._budget,
-            priority_pods=pod_uids,
-            device_numbers=numbers,
-            scrub_id=scrub,
-        )
-        return parse_walk_report(await self._walk_pool.request(device.id, request))
 
     async def _holder(self, found: ProcessMatch, *, has_context: bool) -> Holder:
         known = None
@@ -182,7 +163,7 @@ def _targets(device: Device) -> list[Target]:
         if stat.S_ISCHR(found.st_mode):
             numbers.add(found.st_rdev)
         else:
-            files.append(FileTarget(found.st_dev, found.st_ino))
+            files.append(FileTarget(found.st_dev, frozenset({found.st_ino})))
     return [*([DeviceNodeTarget(frozenset(numbers))] if numbers else []), *files]
 
 

@@ -27,16 +27,17 @@ from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.adapters.nvidia.driver_requests import device_request, gpu_uuid
 from scrubber.adapters.procwalk import (
     ChurningGroup,
+    DeviceNodeTarget,
     ProcessMatch,
     UnfinishedProcess,
     live_start_time,
     process_name,
     start_time,
 )
-from scrubber.adapters.shared_walks import NodeSearch, SharedWalks
-from scrubber.adapters.walker import WALKER_MODULE, budget_within, uninspected_from
+from scrubber.adapters.shared_walks import Search, SharedWalks
+from scrubber.adapters.walker import uninspected_from
 from scrubber.domain.device import Access, AccessKind, Device
-from scrubber.domain.errors import Unavailable, Unreadable
+from scrubber.domain.errors import Unreadable
 from scrubber.domain.infrastructure import InfrastructureProcess
 from scrubber.domain.telemetry import Holder, HolderKind, HolderReport
 from scrubber.ports.device import InfrastructureLookup
@@ -140,11 +141,7 @@ class NvidiaHolders:
     ) -> None:
         self._children = children
         self._driver_pool = driver_pool
-        self._shared_walk_pool, self._walk_pool = (
-            RequestPool(children, WALKER_MODULE, deadline=walk_deadline, error_type=Unavailable) for _ in range(2)
-        )
-        budget = budget_within(walk_deadline, process_budget)
-        self._walks = SharedWalks(self._shared_walk_pool, self._walk_pool, budget, self._own_pids)
+        self._walks = SharedWalks.in_children(children, walk_deadline, process_budget)
         self._proc_devices = paths.proc_driver.parent.with_name("devices")
         self._infrastructure = infrastructure
         self._idle = idle or IdleMemory(IDLE_ALLOWANCE, IDLE_MARGIN)
@@ -236,16 +233,15 @@ class NvidiaHolders:
     async def close(self) -> None:
         """End the children that walk over ``/proc``."""
         await self._walks.close()
-        await asyncio.gather(self._shared_walk_pool.close(), self._walk_pool.close())
 
     # --- scanning
 
     async def _scan(self, device: Device, had: Collection[str], scrub: str | None) -> _HolderScan:
         usage = await self._read_usage(device)
         own, beside, not_covered = _nodes(device, self._proc_devices)
-        search = NodeSearch(
+        search = Search(
             device=device.id,
-            numbers=own | beside,
+            target=DeviceNodeTarget(own | beside),
             own_numbers=own,
             pids=frozenset(usage.processes),
             priority_pods=frozenset(had),

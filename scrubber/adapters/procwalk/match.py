@@ -43,27 +43,37 @@ class FileStat(NamedTuple):
 
 
 class FileTarget(NamedTuple):
-    """A regular file, by ``st_dev`` and ``st_ino``: the memory of a simulated device."""
+    """Regular files of one file system, by ``st_dev`` and ``st_ino``: the memory of simulated devices."""
 
     device: int
-    inode: int
+    inodes: frozenset[int]
+
+    @property
+    def parts(self) -> frozenset[int]:
+        """What a process can have of the target, as numbers."""
+        return self.inodes
 
     def match(self, file_stat: FileStat) -> int | None:
-        return self.inode if file_stat.inode == self.inode and file_stat.device == self.device else None
+        return file_stat.inode if file_stat.inode in self.inodes and file_stat.device == self.device else None
 
     def is_complete(self, parts: Set[int]) -> bool:
         """Whether nothing more can be found in a process that has ``parts``."""
-        return self.inode in parts
+        return self.inodes <= parts
 
     def may_match(self, inode: int | None) -> bool:
         """Whether a file with this inode number (None: unknown) may match and must be checked."""
-        return inode in (None, self.inode)
+        return inode is None or inode in self.inodes
 
 
 class DeviceNodeTarget(NamedTuple):
     """Character devices, by ``st_rdev``, regardless of the name and the file system of their nodes."""
 
     numbers: frozenset[int]
+
+    @property
+    def parts(self) -> frozenset[int]:
+        """Like :attr:`FileTarget.parts`."""
+        return self.numbers
 
     def match(self, file_stat: FileStat) -> int | None:
         if not modes.S_ISCHR(file_stat.mode):

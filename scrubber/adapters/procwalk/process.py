@@ -387,12 +387,13 @@ class ProcessScan:
         """
         target = self._target
         if isinstance(target, FileTarget):
-            device, _, inode = file.partition(b" ")
-            if not target.may_match(int(inode)):
+            device, _, number = file.partition(b" ")
+            inode = int(number)
+            if not target.may_match(inode):
                 self._remember_non_matching(file)
                 return
             if device == maps_device(target.device):
-                self.parts.add(target.inode)
+                self.parts.add(inode)
                 return
         start, end = (int(each, 16) for each in addresses.split(b"-"))
         if start < (self._address or 0):
@@ -405,7 +406,7 @@ class ProcessScan:
         except OSError as error:
             _raise_if_shortage(error)
             if isinstance(target, FileTarget):
-                self.parts.add(target.inode)  # an equal inode number is all that this user may learn
+                self.parts.add(int(file.partition(b" ")[2]))  # an equal inode number is all that this user may learn
             else:
                 self.permission_denied = True
             return
@@ -426,7 +427,7 @@ def has_open(proc_directory: str, device: int, inode: int) -> bool:
     Raises:
         PermissionError: This user may not read that.
     """
-    scan = ProcessScan(0, FileTarget(device, inode), set())
+    scan = ProcessScan(0, FileTarget(device, frozenset({inode})), set())
     scan._scan_descriptors(proc_directory)
     if scan.permission_denied and not scan.parts:
         raise PermissionError(errno.EACCES, "The descriptors cannot be inspected", proc_directory)

@@ -17,6 +17,7 @@ from scrubber.adapters.children.process import Children
 from scrubber.adapters.children.request_pool import RequestPool
 from scrubber.adapters.kernel_text import value_in
 from scrubber.adapters.locks import SERVICE_LOCK
+from scrubber.adapters.shared_walks import SharedWalks
 from scrubber.adapters.sim import lease
 from scrubber.adapters.sim.diagnostics import SimDiagnostics
 from scrubber.adapters.sim.erasure import SimEraser, eraser_zygote
@@ -27,7 +28,6 @@ from scrubber.adapters.sim.resetter import SimResetter
 from scrubber.adapters.sim.settings import SimSettings
 from scrubber.adapters.sim.signal_watch import SignalWatch
 from scrubber.adapters.sim.telemetry import DRIVER_MODULE, SimTelemetry
-from scrubber.adapters.walker import WALKER_MODULE, budget_within
 from scrubber.domain.errors import AlreadyRunning, DeviceFault, InvalidConfiguration, Unavailable
 from scrubber.ports.device import DeviceBackend, InfrastructureLookup
 
@@ -90,16 +90,11 @@ class SimBackend:
         node = str(self._directory)
         self.children = children or Children()
         self._driver_pool = RequestPool(self.children, DRIVER_MODULE, arguments=(node,), deadline=driver_call_timeout)
-        self._walk_pool = RequestPool(self.children, WALKER_MODULE, deadline=walk_timeout, error_type=Unavailable)
+        self._walks = SharedWalks.in_children(self.children, walk_timeout)
         self._watch = SignalWatch(self._directory)
         self.inventory = SimInventory(self._directory)
         self.holders = SimHolders(
-            self.inventory,
-            self._walk_pool,
-            self.children,
-            budget=budget_within(walk_timeout),
-            confirm_seconds=confirm_seconds,
-            infrastructure=infrastructure,
+            self.inventory, self._walks, confirm_seconds=confirm_seconds, infrastructure=infrastructure
         )
         self.telemetry = SimTelemetry(self.inventory, self._driver_pool, self._watch)
         self.settings = SimSettings(self.inventory, self._driver_pool)
@@ -145,7 +140,7 @@ class SimBackend:
         self._watch.close()
         try:
             await self._driver_pool.close()
-            await self._walk_pool.close()
+            await self._walks.close()
             await self.zygote.close()
             await self.children.close()
         finally:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from scrubber.adapters.children.process import Children
-from scrubber.adapters.children.request_pool import RequestPool
-from scrubber.adapters.procwalk import Budget, FileTarget, ProcessMatch, UnfinishedProcess, start_time
+from scrubber.adapters.procwalk import FileTarget, ProcessMatch, UnfinishedProcess, start_time
+from scrubber.adapters.shared_walks import Search, SharedWalks
 from scrubber.adapters.sim import control, lease
 from scrubber.adapters.sim.inventory import SimInventory
 from scrubber.adapters.sim.layout import SimDevice
-from scrubber.adapters.walker import WalkReport, parse_walk_report, uninspected_from, walk_request
+from scrubber.adapters.walker import WalkReport, uninspected_from
 from scrubber.domain.device import Device
 from scrubber.domain.errors import DeviceLost
 from scrubber.domain.infrastructure import InfrastructureProcess
@@ -28,11 +28,19 @@ from scrubber.ports.device import InfrastructureLookup
 __all__ = ["SimHolders"]
 
 _GHOST = Holder(pid=0, started=0, kind=HolderKind.UNTRACEABLE)
+_NOTHING = WalkReport((), (), ())
+
+
+class _File(NamedTuple):
+    """A file, by ``st_dev`` and ``st_ino``."""
+
+    file_system: int
+    inode: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """What walks for both files of a device found.
+    """What a walk for both files of a device found.
 
     Attributes:
         contexts: the PIDs of those that have the memory open.
@@ -50,9 +58,6 @@ class SimHolders:
     """:class:`scrubber.ports.Holders` by write lease, then by device and inode.
 
     Args:
-        walk_pool: pool of children that walk over ``/proc`` (:mod:`scrubber.adapters.walker`); no device is blamed for
-            a walk.
-        budget: seconds for a walk, and for each process; less than the deadline of ``walk_pool``.
         confirm_seconds: seconds for which untraceable use or an unkillable holder must persist before it is reported as
             such. A process that is just ending looks like both for a moment, and either takes a device out of service.
         infrastructure: recognizes infrastructure that the policy allows; None: there is none. A device cannot be
@@ -62,17 +67,13 @@ class SimHolders:
     def __init__(
         self,
         inventory: SimInventory,
-        walk_pool: RequestPool,
-        children: Children,
+        walks: SharedWalks,
         *,
-        budget: Budget | None = None,
         confirm_seconds: float = 0.25,
         infrastructure: InfrastructureLookup | None = None,
     ) -> None:
         self._inventory = inventory
-        self._walk_pool = walk_pool
-        self._children = children
-        self._budget = budget
+        self._walks = walks
         self._confirm_seconds = confirm_seconds
         self._infrastructure = infrastructure
         self._tolerated: dict[str, tuple[str, ...]] = {}
@@ -82,10 +83,10 @@ class SimHolders:
         self._tolerated.pop(device.id, None)
         if control.read_combined_faults(found.control_directories).ghost or lease.is_held(found.memory, found.inode):
             return True
-        node = _target(found.node)
+        node = _file(found.node)
         if not lease.is_held(found.node, node.inode):
             return False
-        report = await self._walk(device, node)
+        report = await self._walks.walk(_search(device, node))
         processes: tuple[ProcessMatch | UnfinishedProcess, ...] = (*report.holders, *report.unfinished)
         known = await self._find_infrastructure(processes, frozenset())
         if not processes or any(each.pid not in known for each in processes) or report.churning_groups:
@@ -140,29 +141,16 @@ class SimHolders:
 
         No walk is made for a file on which the kernel grants a lease.
         """
-        reports, untraced, contexts, memory_open = [], False, frozenset[int](), False
-        for path in (found.memory, found.node):
-            target = _target(path)
-            if not lease.is_held(path, found.inode if path == found.memory else target.inode):
-                continue
-            memory_open |= path == found.memory
-            report = await self._walk(device, target, had, scrub)
-            reports.append(report)
-            untraced |= not report.holders and not report.unfinished and not report.churning_groups
-            contexts |= frozenset(each.pid for each in report.holders if path == found.memory)
-        return _Scan(_merged(reports), contexts, untraced, memory_open)
-
-    async def _walk(
-        self, device: Device, target: FileTarget, had: Collection[str] = (), scrub: str | None = None
-    ) -> WalkReport:
-        question = walk_request(
-            target,
-            excluded_pids={os.getpid(), *self._children.pids()},
-            budget=self._budget,
-            priority_pods=had,
-            scrub_id=scrub,
-        )
-        return parse_walk_report(await self._walk_pool.request(device.id, question))
+        memory, node = _file(found.memory), _file(found.node)
+        is_memory_open = lease.is_held(found.memory, found.inode)
+        held = [*([memory] if is_memory_open else []), *([node] if lease.is_held(found.node, node.inode) else [])]
+        if not held:
+            return _Scan(_NOTHING, frozenset(), is_untraced=False, is_memory_open=False)
+        report = await self._walks.walk(_search(device, *held, had=had, scrub=scrub))
+        contexts = frozenset(each.pid for each in report.holders if memory.inode in each.parts)
+        traced = {part for each in report.holders for part in each.parts}
+        untraced = not (report.unfinished or report.churning_groups or traced >= {each.inode for each in held})
+        return _Scan(report, contexts, untraced, is_memory_open)
 
     async def _find_infrastructure(
         self, processes: Iterable[ProcessMatch | UnfinishedProcess], contexts: Collection[int]
@@ -179,32 +167,18 @@ class SimHolders:
         return found
 
 
-def _target(path: Path) -> FileTarget:
+def _file(path: Path) -> _File:
     try:
         found = os.stat(path, follow_symlinks=False)
     except FileNotFoundError as error:
         raise DeviceLost(f"{path} is gone.") from error
-    return FileTarget(found.st_dev, found.st_ino)
+    return _File(found.st_dev, found.st_ino)
 
 
-def _merged(reports: Sequence[WalkReport]) -> WalkReport:
-    """Return one report, in which each process is named once."""
-    if len(reports) == 1:
-        return reports[0]
-    holders = {(each.pid, each.started): each for report in reversed(reports) for each in report.holders}
-    unfinished = {
-        (each.pid, each.started): each
-        for report in reports
-        for each in report.unfinished
-        if (each.pid, each.started) not in holders
-    }
-    return WalkReport(
-        tuple(holders[each] for each in sorted(holders)),
-        tuple(unfinished.values()),
-        tuple(dict.fromkeys(message for report in reports for message in report.not_covered)),
-        sum(report.holders_omitted for report in reports),
-        tuple(dict.fromkeys(group for report in reports for group in report.churning_groups)),
-    )
+def _search(device: Device, *files: _File, had: Collection[str] = (), scrub: str | None = None) -> Search:
+    """Return the search for ``files``, which are in one directory and so of one file system."""
+    target = FileTarget(files[0].file_system, frozenset(each.inode for each in files))
+    return Search(device=device.id, target=target, priority_pods=frozenset(had), scrub=scrub)
 
 
 def _hung_processes(report: WalkReport) -> set[tuple[int, int]]:

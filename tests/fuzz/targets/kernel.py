@@ -225,7 +225,7 @@ def _parts(maps: bytes) -> set[int]:
     descriptor = os.memfd_create("maps", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, maps)
-        scan = ProcessScan(0, FileTarget(_DEVICE, _INODE), set())
+        scan = ProcessScan(0, FileTarget(_DEVICE, frozenset({_INODE})), set())
         scan._scan_map(f"/proc/self/fd/{descriptor}")
         return scan.parts
     finally:
