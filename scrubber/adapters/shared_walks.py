@@ -57,14 +57,7 @@ class Search:
         return self.own_numbers or self.target.parts
 
 
-class _Walked(NamedTuple):
-    """A report, and the number of devices that it is for."""
-
-    report: WalkReport
-    devices: int
-
-
-_Request = tuple[Search, asyncio.Future[_Walked]]
+_Request = tuple[Search, asyncio.Future[WalkReport]]
 
 
 class _Unfinished(NamedTuple):
@@ -125,16 +118,12 @@ class SharedWalks:
             raise Unavailable(_STOPPING)
         last = self._unfinished.get((search.device, search.file_system))
         if last is not None and search.scrub is not None and last.scrub == search.scrub:
-            return self._counted(search, await self._request(self._alone, search))
-        answer: asyncio.Future[_Walked] = asyncio.get_running_loop().create_future()
+            return self._counted(search, _report_of(search, await self._request(self._alone, search)))
+        answer: asyncio.Future[WalkReport] = asyncio.get_running_loop().create_future()
         self._pending.append((search, answer))
         if self._runner is None:
             self._runner = asyncio.create_task(self._serve(), name="shared walks")
-        report, devices = await answer
-        if devices > 1 and (report.holders_omitted or report.partial_holders):
-            # Whether the omitted ones hold this device, or the partly inspected ones hold more than the others, is unknown.
-            report = await self._request(self._alone, search)
-        return self._counted(search, _report_of(search, report))
+        return self._counted(search, _report_of(search, await answer))
 
     async def close(self) -> None:
         """Fail every request with :class:`Unavailable`, and end the children."""
@@ -170,13 +159,13 @@ class SharedWalks:
             priority_pods=frozenset().union(*(each.priority_pods for each in searches)),
         )
         try:
-            walked = _Walked(await self._request(self._shared, union), len({each.device for each in searches}))
+            report = await self._request(self._shared, union)
         except ScrubberError as error:
             _fail_all(batch, error)
             return
         for _, answer in batch:
             if not answer.done():
-                answer.set_result(walked)
+                answer.set_result(report)
 
     async def _request(self, pool: RequestPool, search: Search) -> WalkReport:
         request = walk_request(
@@ -218,9 +207,16 @@ def _report_of(search: Search, report: WalkReport) -> WalkReport:
     def could_open(reach: Reach) -> Reach:
         return None if reach is None else reach & search.opening_numbers
 
-    holders = (each._replace(parts=of_device(each.parts)) for each in report.holders)
+    holders = tuple(each._replace(parts=of_device(each.parts)) for each in report.holders)
+    hidden = sum(each.pid in report.partial_pids and not each.parts for each in holders)
+    message = f"holders: {hidden} process(es) that hold another device could not be inspected completely"
+    omitted = [
+        number for part, number in report.omitted_by_part if part in parts_of_device or (not part and search.pids)
+    ]
     return report._replace(
         holders=tuple(each for each in holders if each.parts or each.pid in search.pids),
+        not_covered=(*report.not_covered, *([message] if hidden else [])),
+        holders_omitted=max(omitted, default=0),
         unfinished=tuple(
             each._replace(parts=of_device(each.parts), reach=could_open(each.reach)) for each in report.unfinished
         ),

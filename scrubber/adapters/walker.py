@@ -40,6 +40,7 @@ __all__ = [
 
 WALKER_MODULE = "scrubber.adapters.walker"
 
+_LISTS = ("holders", "unreadable", "unfinished", "relays", "counts", "omitted", "partial")
 _MILLISECONDS = 1000
 _MAX_PID = 2**31 - 1
 _POD_SHARE = 0.125
@@ -56,7 +57,8 @@ class WalkReport(NamedTuple):
         not_covered: messages for a certificate about what could not be inspected.
         holders_omitted: number of further holders, in the groups of the reported ones.
         churning_groups: groups whose processes start and exit faster than they can be inspected.
-        partial_holders: number of holders that may hold more, because not all of them may be inspected.
+        omitted_by_part: how many of the further holders hold each part; under 0, how many hold none.
+        partial_pids: holders that may hold more, because not all of them may be inspected.
     """
 
     holders: tuple[ProcessMatch, ...]
@@ -64,7 +66,8 @@ class WalkReport(NamedTuple):
     not_covered: tuple[str, ...]
     holders_omitted: int = 0
     churning_groups: tuple[ChurningGroup, ...] = ()
-    partial_holders: int = 0
+    omitted_by_part: tuple[tuple[int, int], ...] = ()
+    partial_pids: tuple[int, ...] = ()
 
 
 def budget_within(deadline: float, per_process: float | None = None) -> Budget:
@@ -140,8 +143,9 @@ class Walker:
                 found.holders_omitted,
                 found.missed_count,
                 found.resumed_count,
-                found.partial_count,
             ],
+            "omitted": [list(row) for row in found.omitted_by_part],
+            "partial": list(found.partial_pids),
         }
 
 
@@ -151,23 +155,18 @@ def parse_walk_report(message: Message) -> WalkReport:
     Raises:
         Unavailable: The response is malformed, which is not a fault of the device.
     """
-    rows, unreadable, unfinished, relayed, counts = (
-        message.get(key) for key in ("holders", "unreadable", "unfinished", "relays", "counts")
-    )
-    if not (
-        isinstance(rows, list)
-        and isinstance(unreadable, list)
-        and isinstance(unfinished, list)
-        and isinstance(relayed, list)
-        and isinstance(counts, list)
-    ):
+    lists = [message.get(key) for key in _LISTS]
+    if not all(isinstance(each, list) for each in lists):
         raise Unavailable("The walk over /proc returned no list of holders.")
+    rows, unreadable, unfinished, relayed, counts, omitted, partial = (each for each in lists if isinstance(each, list))
     try:
         holding = tuple(_found(*row) for row in rows)
         cut_short = tuple(_unfinished(*row) for row in unfinished)
         relays = tuple(_churning_group(*row) for row in relayed)
         closed = dict(_integer_pair(*row) for row in unreadable)
-        unreported, more, missed, pieces, partial = _integers(*counts)
+        unreported, more, missed, pieces = _integers(*counts)
+        by_part = tuple(_integer_pair(*row) for row in omitted)
+        partial_pids = _integers(*partial)
     except (TypeError, ValueError) as error:
         raise Unavailable("The walk over /proc returned an invalid result.") from error
     messages: list[str] = []
@@ -183,7 +182,7 @@ def parse_walk_report(message: Message) -> WalkReport:
             f"holders: {pieces} process(es) were inspected in parts, over several walks; descriptors moved "
             "meanwhile are not detected"
         )
-    return WalkReport(holding, cut_short, tuple(messages), more, relays, partial)
+    return WalkReport(holding, cut_short, tuple(messages), more, relays, by_part, partial_pids)
 
 
 def uninspected_from(

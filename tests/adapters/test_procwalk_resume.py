@@ -716,6 +716,7 @@ def test_at_least_one_holder_of_each_pod_is_reported(memory: Path, run: Run) -> 
         found = _with(most, lambda: walk(target(memory), budget_group=in_pods(pods)))
         assert {pods[each.pid] for each in found.holders} == {"many", "one"}
         assert found.holders_omitted == 4 - most
+        assert found.omitted_by_part == tuple((part, 4 - most) for part in target(memory).inodes)
     everything = _with(
         1, lambda: walk(target(memory), requested_pids=[each.pid for each in crowd], budget_group=in_pods(pods))
     )

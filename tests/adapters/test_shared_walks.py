@@ -162,7 +162,15 @@ class ReportingPool(CountedPool):
 
 
 def report_of(**fields: object) -> Message:
-    return {"holders": [], "unreadable": [], "unfinished": [], "relays": [], "counts": [0] * 5, **fields}
+    return {
+        "holders": [],
+        "unreadable": [],
+        "unfinished": [],
+        "relays": [],
+        "counts": [0] * 4,
+        "omitted": [],
+        "partial": [],
+    } | fields
 
 
 async def test_process_or_group_that_was_not_inspected_may_hold_only_the_devices_that_it_could_open() -> None:
@@ -181,19 +189,17 @@ async def test_process_or_group_that_was_not_inspected_may_hold_only_the_devices
     ]
 
 
-@pytest.mark.parametrize("counts", [[0, 1, 0, 0, 0], [0, 0, 0, 0, 1]])
-async def test_every_device_is_walked_alone_when_holders_were_omitted_or_only_partly_inspected(
-    counts: list[int],
-) -> None:
-    pool, alone = ReportingPool(report_of(counts=counts)), ReportingPool(report_of())
-    walks = SharedWalks(pool, alone, PATIENT, frozenset)
+async def test_holders_that_were_omitted_or_partly_inspected_are_attributed_to_their_devices() -> None:
+    zero, full, _ = (os.stat(node).st_rdev for node in NODES)
+    holder = [77, 4711, "crowd", False, [zero]]
+    message = report_of(holders=[holder], counts=[0, 7, 0, 0], omitted=[[zero, 5], [full, 2]], partial=[77])
+    pool = ReportingPool(message)
+    walks = walks_of(pool)
     reports = await asyncio.gather(*(walks.walk(search(node)) for node in NODES))
-    assert [each.holders_omitted for each in reports] == [0] * 3
-    assert searched(pool) == [nodes_of(*NODES)]
-    assert searched(alone) == [nodes_of(each) for each in NODES]
-    (only,) = await asyncio.gather(walks.walk(search(ZERO)))
-    assert only.holders_omitted == counts[1]
-    assert len(alone.requests) == 3, "a walk for one device is not repeated"
+    assert len(pool.requests) == 1
+    assert [each.holders_omitted for each in reports] == [5, 2, 0]
+    hidden = "holders: 1 process(es) that hold another device could not be inspected completely"
+    assert [each.not_covered for each in reports] == [(), (hidden,), (hidden,)]
 
 
 async def test_walk_that_is_continued_for_one_device_delays_no_other(pool: CountedPool) -> None:

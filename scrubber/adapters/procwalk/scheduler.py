@@ -150,9 +150,9 @@ class WalkResult(NamedTuple):
         unfinished_omitted: number of further such processes. At least one of each group is reported, those of the node
             first.
         holders_omitted: number of further holders. At least one of each group is reported, and all requested ones.
+        omitted_by_part: how many of them hold each part; under 0, how many hold none.
         churning_groups: groups that could not be scanned completely because their processes start and exit.
-        partial_count: number of processes in ``holders`` that may hold more, because this user may not inspect all of
-            them.
+        partial_pids: processes in ``holders`` that may hold more, because this user may not inspect all of them.
         missed_count: number of processes that ended before they were inspected, when no list was without one.
         resumed_count: number of processes that were scanned in pieces, by several walks.
     """
@@ -165,7 +165,8 @@ class WalkResult(NamedTuple):
     churning_groups: tuple[ChurningGroup, ...] = ()
     missed_count: int = 0
     resumed_count: int = 0
-    partial_count: int = 0
+    omitted_by_part: tuple[tuple[int, int], ...] = ()
+    partial_pids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -332,16 +333,18 @@ class _Scheduler:
         rows.sort(key=self._urgency)
         reported = self._select_reported([row.pid for row in rows], {row.pid: row.reach for row in rows})
         holders = self._select_reported(sorted(self._matches), {})
+        omitted = self._matches.keys() - holders
         return WalkResult(
             tuple(self._shortened(pid, number) for number, pid in enumerate(sorted(holders))),
             tuple(sorted(Counter(self._denied_uids.values()).items())),
             tuple(row for row in rows if row.pid in reported),
             len(rows) - len(reported),
-            len(self._matches) - len(holders),
+            len(omitted),
             self._churning,
             self._missed if self._lists_ended else 0,
             pieces,
-            len(self._partial_pids & self._matches.keys()),
+            tuple(sorted(Counter(part for pid in omitted for part in self._matches[pid].parts or (0,)).items())),
+            tuple(sorted(self._partial_pids & holders)),
         )
 
     def _urgency(self, row: UnfinishedProcess) -> tuple[bool, bool, bool, int]:
