@@ -155,6 +155,8 @@ class AgentPauser:
         """The pause that this instance carries out, and its changes, which the service has recorded."""
         self._made: set[str] = set()
         """Keys of the labels that this instance has changed for that pause."""
+        self._counted = ("", "")
+        """The pause and its outcome that were counted last."""
         self._may_hold_lease = bool(self._labels)
         """Whether this node may hold the Lease; at the start because of an earlier instance."""
         self._looked_for_leftovers = False
@@ -310,8 +312,8 @@ class AgentPauser:
         left = labels_left(node.labels, changes, during=True)
         for key in left:
             self._log.warning("agents.label-left", pause=goal.pause, label=key, value=node.labels.get(key))
+        self._count(goal, "paused")
         await self._report(goal, "paused", _left_message(left))
-        self._observer.on_agent_pause("paused")
         self._log.info("agents.paused", pause=goal.pause, labels=_described(changes))
         self._reminder.log_ended("agents.pause-proceeds", pause=goal.pause)
         await self._keep_lease(api)
@@ -350,7 +352,7 @@ class AgentPauser:
 
     async def _fail(self, goal: _Goal, message: str) -> None:
         self._log.warning("agents.pause-failed", pause=goal.pause, message=message)
-        self._observer.on_agent_pause("failed")
+        self._count(goal, "failed")
         await self._report(goal, "failed", message)
 
     # -- a reset by NVSentinel
@@ -401,7 +403,7 @@ class AgentPauser:
             await self._fail(goal, f"NVSentinel did not reset the GPU: {reset.status_text}")
             return
         self._log.info("gpu-reset.succeeded", pause=goal.pause, message=reset.status_text)
-        self._observer.on_agent_pause("reset")
+        self._count(goal, "reset")
         await self._report(goal, "reset", f"NVSentinel: {reset.status_text}")
 
     async def _end_gpu_reset(self, goal: _Goal) -> None:
@@ -418,8 +420,14 @@ class AgentPauser:
         except ApiForbidden as error:  # repeating it changes nothing, and the node must not wait for it
             message = f"The object GPUReset {goal.pause} could not be deleted; delete it if it exists. {error}"
             self._log.warning("gpu-reset.not-removed", pause=goal.pause, message=message)
+        self._count(goal, "restored")
         await self._report(goal, "restored", message)
-        self._observer.on_agent_pause("restored")
+
+    def _count(self, goal: _Goal, outcome: str) -> None:
+        """Count an outcome once, before its report: a report may be repeated, and the service's reaction cancels it."""
+        if self._counted != (goal.pause, outcome):
+            self._counted = (goal.pause, outcome)
+            self._observer.on_agent_pause(outcome)
 
     def _require_lock(self) -> None:
         if not self._lock.try_acquire():
@@ -434,9 +442,9 @@ class AgentPauser:
         self._made = set()
         if changes or self._may_hold_lease:
             await self._release_lease()
+        self._count(goal, "restored")
         await self._report(goal, "restored", _left_message(left))
         self._plan, self._made = ("", ()), set()
-        self._observer.on_agent_pause("restored")
 
     async def _restore(self, pause: str, changes: Sequence[PlannedChange]) -> list[str]:
         """Restore the labels; return the keys of those that another client has changed."""

@@ -29,7 +29,7 @@ from tests.cluster.operands import OperandsStandIn, holding_process
 from tests.cluster.plugin_server import PAUSES_AGENTS, PluginApiServer, answer, failure, kubeconfig
 from tests.plugin.test_cluster_plugin import command
 from tests.plugin.test_cluster_reporter import Diary
-from tests.plugin_collaborators import FakeKubelet, FakeService, device, snapshot
+from tests.plugin_collaborators import Bell, FakeKubelet, FakeService, device, snapshot
 
 SENTINEL = "k8saas.nvidia.com/ManagedByNVSentinel"
 EXPORTER, DCGM = "nvidia.com/gpu.deploy.dcgm-exporter", "nvidia.com/gpu.deploy.dcgm"
@@ -217,18 +217,25 @@ async def test_labels_are_changed_in_order_after_the_service_has_recorded_them_a
     ]
 
 
+class Counter(NullObserver):
+    """Counts pauses and writes, and rings ``bell`` for each pause."""
+
+    def __init__(self, bell: Bell) -> None:
+        self.counted: list[tuple[str, ...]] = []
+        self._bell = bell
+
+    def on_agent_pause(self, outcome: str) -> None:
+        self.counted.append((outcome,))
+        self._bell.ring()
+
+    def on_cluster_write(self, kind: str, ok: bool) -> None:
+        self.counted.append((kind, "ok" if ok else "failed"))
+
+
 async def test_pauses_and_their_writes_are_counted(stage: Stage) -> None:
-    counted: list[tuple[str, ...]] = []
-
-    class Counter(NullObserver):
-        def on_agent_pause(self, outcome: str) -> None:
-            counted.append((outcome,))
-            stage.service.bell.ring()
-
-        def on_cluster_write(self, kind: str, ok: bool) -> None:
-            counted.append((kind, "ok" if ok else "failed"))
-
-    async with stage.instance(observer=Counter()):
+    observer = Counter(stage.service.bell)
+    counted = observer.counted
+    async with stage.instance(observer=observer):
         stage.service.show_pause(PAUSE)
         await stage.service.bell.until(lambda: ("paused",) in counted)
         stage.service.show_pause(None)
@@ -236,6 +243,25 @@ async def test_pauses_and_their_writes_are_counted(stage: Stage) -> None:
     # Taken, and renewed before the first change; released.
     lease, label = ("lease", "ok"), ("label", "ok")
     assert counted == [lease, lease, *[label] * 4, ("paused",), *[label] * 4, lease, ("restored",)]
+
+
+async def test_end_of_a_pause_is_counted_once_although_the_service_drops_the_pause_before_it_answers_the_report(
+    stage: Stage,
+) -> None:
+    observer = Counter(stage.service.bell)
+
+    async def drop(report: pb.AgentPauseReport) -> None:
+        if report.state == "restored":
+            stage.service.show(snapshot(device(0)))
+            await asyncio.Event().wait()
+
+    async with stage.instance(observer=observer):
+        stage.service.show_pause(PAUSE)
+        await stage.service.bell.until(lambda: stage.service.pause_states() == ["planned", "paused"])
+        stage.service.on_pause_report = drop
+        stage.service.show_pause(None)
+        await stage.service.bell.until(lambda: stage.service.pause_reports[-1].state == "")  # of the next goal
+    assert observer.counted.count(("restored",)) == 1
 
 
 async def test_offer_lists_each_action_and_is_repeated_to_a_service_that_starts(stage: Stage) -> None:
