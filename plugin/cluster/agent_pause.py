@@ -312,9 +312,9 @@ class AgentPauser:
         left = labels_left(node.labels, changes, during=True)
         for key in left:
             self._log.warning("agents.label-left", pause=goal.pause, label=key, value=node.labels.get(key))
-        self._count(goal, "paused")
+        if self._count(goal, "paused"):
+            self._log.info("agents.paused", pause=goal.pause, labels=_described(changes))
         await self._report(goal, "paused", _left_message(left))
-        self._log.info("agents.paused", pause=goal.pause, labels=_described(changes))
         self._reminder.log_ended("agents.pause-proceeds", pause=goal.pause)
         await self._keep_lease(api)
 
@@ -423,11 +423,13 @@ class AgentPauser:
         self._count(goal, "restored")
         await self._report(goal, "restored", message)
 
-    def _count(self, goal: _Goal, outcome: str) -> None:
-        """Count an outcome once, before its report: a report may be repeated, and the service's reaction cancels it."""
-        if self._counted != (goal.pause, outcome):
-            self._counted = (goal.pause, outcome)
-            self._observer.on_agent_pause(outcome)
+    def _count(self, goal: _Goal, outcome: str) -> bool:
+        """Count an outcome before its report, which the service's reaction may cancel; False if it was counted."""
+        if self._counted == (goal.pause, outcome):
+            return False
+        self._counted = (goal.pause, outcome)
+        self._observer.on_agent_pause(outcome)
+        return True
 
     def _require_lock(self) -> None:
         if not self._lock.try_acquire():
@@ -439,12 +441,11 @@ class AgentPauser:
     async def _end(self, goal: _Goal) -> None:
         changes = self._changes_of(goal)
         left = await self._restore(goal.pause, changes) if changes else []
-        self._made = set()
         if changes or self._may_hold_lease:
             await self._release_lease()
+        self._plan, self._made = ("", ()), set()  # before the report, which the service's reaction may cancel
         self._count(goal, "restored")
         await self._report(goal, "restored", _left_message(left))
-        self._plan, self._made = ("", ()), set()
 
     async def _restore(self, pause: str, changes: Sequence[PlannedChange]) -> list[str]:
         """Restore the labels; return the keys of those that another client has changed."""

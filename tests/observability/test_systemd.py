@@ -73,7 +73,7 @@ def test_unread_notify_socket_does_not_block(short_tmp: Path) -> None:
         ({"WATCHDOG_USEC": "30000000"}, DEFAULT_WATCHDOG_INTERVAL),
         ({"WATCHDOG_USEC": "2000000"}, 0.5),
         ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid())}, 0.5),
-        ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}, DEFAULT_WATCHDOG_INTERVAL),
+        ({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": str(os.getpid() + 1)}, DEFAULT_WATCHDOG_INTERVAL),
         ({"WATCHDOG_USEC": "0"}, DEFAULT_WATCHDOG_INTERVAL),
         ({"WATCHDOG_USEC": "-1"}, DEFAULT_WATCHDOG_INTERVAL),
         ({"WATCHDOG_USEC": "2s"}, DEFAULT_WATCHDOG_INTERVAL),

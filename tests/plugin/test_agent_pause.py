@@ -245,23 +245,26 @@ async def test_pauses_and_their_writes_are_counted(stage: Stage) -> None:
     assert counted == [lease, lease, *[label] * 4, ("paused",), *[label] * 4, lease, ("restored",)]
 
 
-async def test_end_of_a_pause_is_counted_once_although_the_service_drops_the_pause_before_it_answers_the_report(
+async def test_pause_is_counted_and_logged_once_although_the_service_reacts_before_it_answers_the_reports(
     stage: Stage,
 ) -> None:
     observer = Counter(stage.service.bell)
 
-    async def drop(report: pb.AgentPauseReport) -> None:
+    async def react(report: pb.AgentPauseReport) -> None:
+        if report.state == "paused":
+            stage.service.show_pause(None)
         if report.state == "restored":
             stage.service.show(snapshot(device(0)))
+        if report.state in {"paused", "restored"}:
             await asyncio.Event().wait()
 
+    stage.service.on_pause_report = react
     async with stage.instance(observer=observer):
         stage.service.show_pause(PAUSE)
-        await stage.service.bell.until(lambda: stage.service.pause_states() == ["planned", "paused"])
-        stage.service.on_pause_report = drop
-        stage.service.show_pause(None)
+        await stage.service.bell.until(lambda: ("restored",) in observer.counted)
         await stage.service.bell.until(lambda: stage.service.pause_reports[-1].state == "")  # of the next goal
-    assert observer.counted.count(("restored",)) == 1
+    assert [each for each in observer.counted if len(each) == 1] == [("paused",), ("restored",)]
+    assert [len(stage.diary.logged(each)) for each in ("agents.paused", "agents.restored")] == [1, 1]
 
 
 async def test_offer_lists_each_action_and_is_repeated_to_a_service_that_starts(stage: Stage) -> None:
