@@ -3,8 +3,9 @@
 Promise: a report is from a walk that began after it was requested, and says of its device what a walk for that device
 alone would: which processes hold it, and which processes and groups that could not be inspected may open it.
 
-Inspections that a walk left unfinished are continued only by walks for one device: those of a scrub that asks again. They
-are made by another child, so that a tenant that keeps the device it had from being inspected delays no other device.
+Inspections that a walk left unfinished are continued only by walks for one device: those of a scrub that asks again. A
+device is also walked alone if so many different processes were left that the shared report does not name one of each
+kind. Both are made by another child, so that a tenant that keeps the device it had from being inspected delays no other device.
 """
 
 from __future__ import annotations
@@ -123,7 +124,10 @@ class SharedWalks:
         self._pending.append((search, answer))
         if self._runner is None:
             self._runner = asyncio.create_task(self._serve(), name="shared walks")
-        return self._counted(search, _report_of(search, await answer))
+        report = await answer
+        if report.kinds_omitted:  # processes that could open this device may have lost their place to those of others
+            report = await self._request(self._alone, search)
+        return self._counted(search, _report_of(search, report))
 
     async def close(self) -> None:
         """Fail every request with :class:`Unavailable`, and end the children."""
@@ -163,6 +167,8 @@ class SharedWalks:
         except ScrubberError as error:
             _fail_all(batch, error)
             return
+        if len(batch) == 1:
+            report = report._replace(kinds_omitted=0)
         for _, answer in batch:
             if not answer.done():
                 answer.set_result(report)

@@ -59,6 +59,7 @@ class WalkReport(NamedTuple):
         churning_groups: groups whose processes start and exit faster than they can be inspected.
         omitted_by_part: how many of the further holders hold each part; under 0, how many hold none.
         partial_pids: holders that may hold more, because not all of them may be inspected.
+        kinds_omitted: see :class:`scrubber.adapters.procwalk.WalkResult`.
     """
 
     holders: tuple[ProcessMatch, ...]
@@ -68,6 +69,7 @@ class WalkReport(NamedTuple):
     churning_groups: tuple[ChurningGroup, ...] = ()
     omitted_by_part: tuple[tuple[int, int], ...] = ()
     partial_pids: tuple[int, ...] = ()
+    kinds_omitted: int = 0
 
 
 def budget_within(deadline: float, per_process: float | None = None) -> Budget:
@@ -143,6 +145,7 @@ class Walker:
                 found.holders_omitted,
                 found.missed_count,
                 found.resumed_count,
+                found.kinds_omitted,
             ],
             "omitted": [list(row) for row in found.omitted_by_part],
             "partial": list(found.partial_pids),
@@ -164,7 +167,7 @@ def parse_walk_report(message: Message) -> WalkReport:
         cut_short = tuple(_unfinished(*row) for row in unfinished)
         relays = tuple(_churning_group(*row) for row in relayed)
         closed = dict(_integer_pair(*row) for row in unreadable)
-        unreported, more, missed, pieces = _integers(*counts)
+        unreported, more, missed, pieces, kinds_omitted = _integers(*counts)
         by_part = tuple(_integer_pair(*row) for row in omitted)
         partial_pids = _integers(*partial)
     except (TypeError, ValueError) as error:
@@ -182,7 +185,7 @@ def parse_walk_report(message: Message) -> WalkReport:
             f"holders: {pieces} process(es) were inspected in parts, over several walks; descriptors moved "
             "meanwhile are not detected"
         )
-    return WalkReport(holding, cut_short, tuple(messages), more, relays, by_part, partial_pids)
+    return WalkReport(holding, cut_short, tuple(messages), more, relays, by_part, partial_pids, kinds_omitted)
 
 
 def uninspected_from(

@@ -723,6 +723,23 @@ def test_at_least_one_holder_of_each_pod_is_reported(memory: Path, run: Run) -> 
     assert (len(everything.holders), everything.holders_omitted) == (4, 0), "requested PIDs are always reported"
 
 
+def test_requested_processes_take_no_other_process_its_place_in_the_report(memory: Path, run: Run) -> None:
+    """Processes in the driver's lists of one device would otherwise hide those that hold another."""
+    *crowd, other = [run(OPEN, str(memory)) for _ in range(4)]
+    found = _with(1, lambda: walk(target(memory), requested_pids=[each.pid for each in crowd]))
+    assert {each.pid for each in found.holders} == {each.pid for each in (*crowd, other)}
+
+
+def test_kinds_of_uninspected_processes_that_have_no_place_in_the_report_are_counted(memory: Path, run: Run) -> None:
+    pods = {run(OPEN, str(memory)).pid: pod for pod in ("one", "another")}
+
+    def reach_none() -> scheduler.WalkResult:
+        return walk(target(memory), budget=Budget(1, 0), budget_group=in_pods(pods))
+
+    assert _with(1_000, reach_none).kinds_omitted == 0
+    assert _with(1, reach_none).kinds_omitted >= 1
+
+
 def _with(most: int, act: Callable[[], scheduler.WalkResult]) -> scheduler.WalkResult:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scheduler, "_MAX_REPORTED", most)

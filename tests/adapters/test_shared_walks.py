@@ -167,7 +167,7 @@ def report_of(**fields: object) -> Message:
         "unreadable": [],
         "unfinished": [],
         "relays": [],
-        "counts": [0] * 4,
+        "counts": [0] * 5,
         "omitted": [],
         "partial": [],
     } | fields
@@ -192,7 +192,7 @@ async def test_process_or_group_that_was_not_inspected_may_hold_only_the_devices
 async def test_holders_that_were_omitted_or_partly_inspected_are_attributed_to_their_devices() -> None:
     zero, full, _ = (os.stat(node).st_rdev for node in NODES)
     holder = [77, 4711, "crowd", False, [zero]]
-    message = report_of(holders=[holder], counts=[0, 7, 0, 0], omitted=[[zero, 5], [full, 2]], partial=[77])
+    message = report_of(holders=[holder], counts=[0, 7, 0, 0, 0], omitted=[[zero, 5], [full, 2]], partial=[77])
     pool = ReportingPool(message)
     walks = walks_of(pool)
     reports = await asyncio.gather(*(walks.walk(search(node)) for node in NODES))
@@ -200,6 +200,24 @@ async def test_holders_that_were_omitted_or_partly_inspected_are_attributed_to_t
     assert [each.holders_omitted for each in reports] == [5, 2, 0]
     hidden = "holders: 1 process(es) that hold another device could not be inspected completely"
     assert [each.not_covered for each in reports] == [(), (hidden,), (hidden,)]
+
+
+async def test_device_is_walked_alone_if_the_shared_report_names_no_process_of_some_kind() -> None:
+    """Otherwise tenants of other devices could crowd a process out of the report that could open this one."""
+    zero, full, _ = (os.stat(node).st_rdev for node in NODES)
+    crowd: list[object] = [77, 4711, "crowd", 0, "there was no time", [], [full], 1, POD]
+    hidden: list[object] = [78, 4712, "quiet", 0, "there was no time", [], [zero], 1, "another pod"]
+    shared = ReportingPool(report_of(unfinished=[crowd], counts=[1, 0, 0, 0, 1]))
+    alone = ReportingPool(report_of(unfinished=[hidden], counts=[1, 0, 0, 0, 1]))
+    walks = SharedWalks(shared, alone, PATIENT, frozenset)
+    reports = await asyncio.gather(*(walks.walk(search(node, scrub=node)) for node in (ZERO, FULL)))
+    assert searched(shared) == [nodes_of(ZERO, FULL)]
+    assert searched(alone) == [nodes_of(ZERO), nodes_of(FULL)]
+    assert not reports[0].unfinished[0].confined
+    assert [each.unfinished[0].walks for each in reports] == [1, 1]
+    await walks.walk(search(RANDOM))
+    assert len(shared.requests) == 2, "a walk for one device is not repeated"
+    assert len(alone.requests) == 2
 
 
 async def test_walk_that_is_continued_for_one_device_delays_no_other(pool: CountedPool) -> None:

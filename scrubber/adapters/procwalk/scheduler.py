@@ -74,6 +74,9 @@ _SAMPLES = 32
 _CHURN_LIST_RATIO = 4
 """If at least one list in this many contains a group, lists with unknown groups are attributed to it, too."""
 _MAX_PASSES = 4
+_Kind = tuple[str, tuple[int, ...], Reach]
+"""Group of a process, the parts of the target that it holds, and what it could open."""
+
 _MAX_REPORTED = 400
 _MAX_REPORTED_REQUESTED = 2000
 _MAX_FULL_COMMANDS, _SHORT_COMMAND_LENGTH = 64, 16
@@ -147,12 +150,13 @@ class WalkResult(NamedTuple):
         unreadable: number of processes, by user, that may not be inspected at all or not completely.
         unfinished: processes that were not scanned completely. Those found to hold the target nevertheless are also in
             ``holders``.
-        unfinished_omitted: number of further such processes. At least one of each group is reported, those of the node
-            first.
+        unfinished_omitted: number of further such processes. At least one of each kind (group, parts found, reach) is
+            reported where there is room, those of the node first.
         holders_omitted: number of further holders. At least one of each group is reported, and all requested ones.
         omitted_by_part: how many of them hold each part; under 0, how many hold none.
         churning_groups: groups that could not be scanned completely because their processes start and exit.
         partial_pids: processes in ``holders`` that may hold more, because this user may not inspect all of them.
+        kinds_omitted: number of kinds of unfinished processes of which none is reported.
         missed_count: number of processes that ended before they were inspected, when no list was without one.
         resumed_count: number of processes that were scanned in pieces, by several walks.
     """
@@ -167,6 +171,7 @@ class WalkResult(NamedTuple):
     resumed_count: int = 0
     omitted_by_part: tuple[tuple[int, int], ...] = ()
     partial_pids: tuple[int, ...] = ()
+    kinds_omitted: int = 0
 
 
 @dataclass(slots=True)
@@ -331,7 +336,9 @@ class _Scheduler:
         rows = [row for row in map(self._unfinished, self._incomplete) if row is not None]
         rows, pieces = self._update_progress(rows)
         rows.sort(key=self._urgency)
-        reported = self._select_reported([row.pid for row in rows], {row.pid: row.reach for row in rows})
+        reach = {row.pid: row.reach for row in rows}
+        reported = self._select_reported([row.pid for row in rows], reach)
+        kinds_omitted = {self._kind(pid, reach) for pid in reach} - {self._kind(pid, reach) for pid in reported}
         holders = self._select_reported(sorted(self._matches), {})
         omitted = self._matches.keys() - holders
         return WalkResult(
@@ -345,6 +352,7 @@ class _Scheduler:
             pieces,
             tuple(sorted(Counter(part for pid in omitted for part in self._matches[pid].parts or (0,)).items())),
             tuple(sorted(self._partial_pids & holders)),
+            len(kinds_omitted),
         )
 
     def _urgency(self, row: UnfinishedProcess) -> tuple[bool, bool, bool, int]:
@@ -357,15 +365,18 @@ class _Scheduler:
 
         Processes of one group that hold different parts, or could open different devices, count as several groups.
         """
-        turns: Counter[tuple[str, tuple[int, ...], Reach]] = Counter()
+        turns: Counter[_Kind] = Counter()
         ranked: list[tuple[int, int, int]] = []
         for number, pid in enumerate(pids):
-            group, found = self._groups.get(pid), self._matches.get(pid)
-            key = ("" if group is None else group.key, () if found is None else found.parts, reach.get(pid))
-            turns[key] += pid not in self._requested
-            ranked.append((turns[key] if pid not in self._requested else 0, number, pid))
-        most = max(_MAX_REPORTED, sum(pid in self._requested for pid in pids))
+            kind = self._kind(pid, reach)
+            turns[kind] += pid not in self._requested
+            ranked.append((turns[kind] if pid not in self._requested else 0, number, pid))
+        most = _MAX_REPORTED + sum(pid in self._requested for pid in pids)
         return {pid for _, _, pid in sorted(ranked)[: min(most, _MAX_REPORTED_REQUESTED)]}
+
+    def _kind(self, pid: int, reach: Mapping[int, Reach]) -> _Kind:
+        group, found = self._groups.get(pid), self._matches.get(pid)
+        return ("" if group is None else group.key, () if found is None else found.parts, reach.get(pid))
 
     def _shortened(self, pid: int, number: int) -> ProcessMatch:
         found = self._matches[pid]
