@@ -3,6 +3,7 @@
 The clock counts, as in ``test_procwalk_slow.py``: one tick each time the walk reads it. Pods are declared, not created.
 """
 
+import errno
 import os
 import shutil
 import signal
@@ -747,6 +748,30 @@ def _with(most: int, act: Callable[[], scheduler.WalkResult]) -> scheduler.WalkR
 
 
 # --- groups
+
+
+def test_cgroup_path_that_the_kernel_does_not_return_fails_no_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with a delegated cgroup chooses how deep it is."""
+
+    def too_long(descriptor: int, length: int) -> bytes:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+    monkeypatch.setattr(os, "read", too_long)
+    assert budget_group_of(os.getpid()) == BudgetGroup("/", None)
+
+
+def test_churning_groups_with_long_names_fit_into_one_report(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = [scheduler.ChurningGroup(f"pod-{number}", f"pod-{number}", frozenset({1})) for number in range(20)]
+    crowd = [scheduler.ChurningGroup(f"/{number}/" + "\ufffd" * 4000, None) for number in range(300)]
+    monkeypatch.setattr(
+        scheduler._Scheduler, "_add_churning", lambda self, _: setattr(self, "_churning", (*crowd, *pods))
+    )
+    monkeypatch.setattr(scheduler, "_MAX_LISTS", 1)
+    message = Walker().handle(walk_request(target(memory)))
+    assert len(pack(message)) < MAX_BODY_SIZE / 2
+    groups = parse_walk_report(message).churning_groups
+    assert {each.pod_uid for each in groups if each.pod_uid} == {each.pod_uid for each in pods}
+    assert groups[-1] == scheduler.ChurningGroup("", None), "the others may hold any device"
 
 
 @pytest.mark.parametrize(

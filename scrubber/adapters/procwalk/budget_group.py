@@ -9,6 +9,7 @@ names.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from typing import NamedTuple
@@ -37,7 +38,10 @@ _NODE_GROUP = BudgetGroup("/", None)
 
 
 def budget_group_of(pid: int) -> BudgetGroup | None:
-    """Return the group of ``pid``; None when it has exited. A process that may not be read counts as the node's."""
+    """Return the group of ``pid``; None when it has exited.
+
+    A process whose cgroup may not be read, or has too long a path for the kernel, counts as the node's.
+    """
     try:
         descriptor = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
@@ -48,6 +52,10 @@ def budget_group_of(pid: int) -> BudgetGroup | None:
         data = os.read(descriptor, _LENGTH)
     except ProcessLookupError:
         return None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # some kernels return no path of more than 4 KiB
+            raise
+        return _NODE_GROUP
     finally:
         os.close(descriptor)
     paths = [line.split(b":", 2)[2].decode(errors="replace") for line in data.split(b"\n") if line.count(b":") > 1]

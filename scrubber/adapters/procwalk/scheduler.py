@@ -82,6 +82,8 @@ _MAX_REPORTED_REQUESTED = 2000
 _MAX_FULL_COMMANDS, _SHORT_COMMAND_LENGTH = 64, 16
 """Number of holders with a full command, and length of the other commands: a response is at most a megabyte."""
 _GROUP_LENGTH = 64
+_MAX_CHURNING, _CHURNING_GROUP_LENGTH = 128, 200
+"""Number of churning groups to name, and length of a name: users who may create cgroups choose both."""
 _LOADAVG_LENGTH = 256
 
 
@@ -126,7 +128,8 @@ class ChurningGroup(NamedTuple):
     """A group with such short-lived processes that every list had one that ended before it was inspected.
 
     Attributes:
-        group: path of its cgroup, or the pod's UID; empty when it could not be determined.
+        group: the end of the path of its cgroup, or the pod's UID; empty when it could not be determined, or for all
+            groups beyond the number that is named.
         pod_uid: the UID, if it is a pod.
         reach: device numbers that those of its processes that could be checked could open on their own; None if no
             short-lived one could be checked.
@@ -347,7 +350,7 @@ class _Scheduler:
             tuple(row for row in rows if row.pid in reported),
             len(rows) - len(reported),
             len(omitted),
-            self._churning,
+            _bounded(self._churning),
             self._missed if self._lists_ended else 0,
             pieces,
             tuple(sorted(Counter(part for pid in omitted for part in self._matches[pid].parts or (0,)).items())),
@@ -755,6 +758,13 @@ class _Scheduler:
             return None
         why, parts = self._incomplete[pid]
         return UnfinishedProcess(pid, started, process_name(pid), uid, why, tuple(sorted(parts)), self._reach(pid))
+
+
+def _bounded(groups: Iterable[ChurningGroup]) -> tuple[ChurningGroup, ...]:
+    """Return ``groups`` with short names, those of pods first; one without a name, that may hold anything, for others."""
+    ranked = sorted(groups, key=lambda each: (each.pod_uid is None, each.group))
+    named = tuple(each._replace(group=each.group[-_CHURNING_GROUP_LENGTH:]) for each in ranked[:_MAX_CHURNING])
+    return (*named, ChurningGroup("", None)) if len(ranked) > _MAX_CHURNING else named
 
 
 def _find_churning_groups(missed: Sequence[Counter[BudgetGroup | None]]) -> tuple[BudgetGroup | None, ...]:
