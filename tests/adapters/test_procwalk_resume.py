@@ -710,6 +710,33 @@ def test_hundreds_of_holders_with_long_names_fit_into_one_report(memory: Path) -
         crowd.end()
 
 
+def test_thousands_of_requested_processes_of_several_devices_fit_into_one_report() -> None:
+    pids = range(4_000_000, 4_002_000)
+    numbers = tuple(range(50_000, 50_008))
+    walked = scheduler._Scheduler(
+        DeviceNodeTarget(frozenset(numbers)),
+        frozenset(),
+        frozenset(pids),
+        Budget(1, 0),
+        lambda: 0.0,
+        frozenset(),
+        scheduler.WalkProgress(),
+        lambda _: BudgetGroup(UID, UID),
+        Confinement(DeviceNodeTarget(frozenset(numbers)), frozenset()),
+    )
+    for pid in pids:
+        walked._record_group(pid)
+        walked._matches[pid] = process.ProcessMatch(pid, 123_456_789, "\U0001f480" * 200, False, numbers)
+        walked._incomplete[pid] = ("the scan of its descriptors has not returned from the kernel", numbers)
+    walked._unfinished = lambda pid: scheduler.UnfinishedProcess(  # type: ignore[method-assign]
+        pid, 123_456_789, "\ufffd" * 15, 4_000_000_000, *walked._incomplete[pid], frozenset(numbers)
+    )
+    message = Walker(lambda *_, **__: walked.result()).handle(walk_request(DeviceNodeTarget(frozenset(numbers))))
+    assert len(pack(message)) < MAX_BODY_SIZE
+    read = parse_walk_report(message)
+    assert len(read.holders) == len(read.unfinished) == len(pids)
+
+
 def test_at_least_one_holder_of_each_pod_is_reported(memory: Path, run: Run) -> None:
     crowd = [run(OPEN, str(memory)) for _ in range(4)]
     pods = {each.pid: "many" for each in crowd[:3]} | {crowd[3].pid: "one"}

@@ -80,7 +80,11 @@ _Kind = tuple[str, tuple[int, ...], Reach]
 _MAX_REPORTED = 400
 _MAX_REPORTED_REQUESTED = 2000
 _MAX_FULL_COMMANDS, _SHORT_COMMAND_LENGTH = 64, 16
-"""Number of holders with a full command, and length of the other commands: a response is at most a megabyte."""
+_MAX_NAMED = 400
+"""Number of holders with a full command, length of the other commands, and number of processes with any command or name.
+
+A response is at most a megabyte.
+"""
 _GROUP_LENGTH = 64
 _MAX_CHURNING, _CHURNING_GROUP_LENGTH = 128, 200
 """Number of churning groups to name, and length of a name: users who may create cgroups choose both."""
@@ -347,7 +351,10 @@ class _Scheduler:
         return WalkResult(
             tuple(self._shortened(pid, number) for number, pid in enumerate(sorted(holders))),
             tuple(sorted(Counter(self._denied_uids.values()).items())),
-            tuple(row for row in rows if row.pid in reported),
+            tuple(
+                row if number < _MAX_NAMED else row._replace(name="")
+                for number, row in enumerate(row for row in rows if row.pid in reported)
+            ),
             len(rows) - len(reported),
             len(omitted),
             _bounded(self._churning),
@@ -383,7 +390,9 @@ class _Scheduler:
 
     def _shortened(self, pid: int, number: int) -> ProcessMatch:
         found = self._matches[pid]
-        return found if number < _MAX_FULL_COMMANDS else found._replace(command=found.command[:_SHORT_COMMAND_LENGTH])
+        if number < _MAX_FULL_COMMANDS:
+            return found
+        return found._replace(command=found.command[:_SHORT_COMMAND_LENGTH] if number < _MAX_NAMED else "")
 
     def _update_progress(self, rows: list[UnfinishedProcess]) -> tuple[list[UnfinishedProcess], int]:
         """Return ``rows`` that no walk of their series completed, and how many processes were scanned in pieces."""
