@@ -122,6 +122,14 @@ def test_path_only_descriptor_is_no_holder(run: Run) -> None:
     assert parts(nodes(ONE), named=[tenant.pid]) == {tenant.pid: ()}
 
 
+def test_name_of_a_dma_buffer_forges_no_inode_of_a_descriptor() -> None:
+    """A kernel before 5.14 writes no inode, and one after 5.3 writes the name as its user chose it, with line breaks."""
+    text = b"pos:\t0\nflags:\t02000002\nmnt_id:\t15\nsize:\t4096\ncount:\t2\nexp_name:\tsystem\nname:\tx\nino:\t7\n"
+    assert match.parse_fdinfo(text) == (0o2000002, None)
+    assert match.parse_fdinfo(text.replace(b"15\n", b"15\nino:\t4711\n")) == (0o2000002, 4711)
+    assert match.parse_fdinfo(b"name:\tx\n" + text) == (0, None)
+
+
 def test_child_that_inherited_a_descriptor_is_a_holder(run: Run) -> None:
     program = (
         READY

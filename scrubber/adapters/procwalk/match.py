@@ -9,14 +9,29 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import stat as modes
 import struct
 from collections.abc import Callable, Set
 from typing import NamedTuple
 
-__all__ = ["DeviceNodeTarget", "FileStat", "FileTarget", "StatxReader", "Target", "maps_device", "read_fdinfo"]
+__all__ = [
+    "DeviceNodeTarget",
+    "FileStat",
+    "FileTarget",
+    "StatxReader",
+    "Target",
+    "maps_device",
+    "parse_fdinfo",
+    "read_fdinfo",
+]
 
-_FDINFO_LENGTH = 512  # flags and inode are in the first lines; driver-specific lines come after them
+_FDINFO_LENGTH = 512
+_FDINFO = re.compile(
+    rb"pos:\t-?\d+\nflags:\t(?P<flags>[0-7]{1,12})\n(?:mnt_id:\t\d+\n(?:ino:\t(?P<inode>\d{1,20})\n)?)?"
+)
+"""The kernel's own lines. Those of a driver come after them, and may contain a name that a tenant chose, with line breaks:
+that of a DMA buffer."""
 
 # statx(2). Offsets of stx_mode, stx_ino, stx_rdev_{major,minor} and stx_dev_{major,minor} are the same everywhere.
 _AT_FDCWD, _AT_NO_AUTOMOUNT, _AT_STATX_DONT_SYNC = -100, 0x800, 0x4000
@@ -127,18 +142,25 @@ def maps_device(device: int) -> bytes:
 
 
 def read_fdinfo(path: str) -> tuple[int, int | None]:
-    """Return the flags and inode number from a descriptor's ``fdinfo``; no inode from a kernel before 5.14.
+    """Return the flags and inode number of a descriptor, as :func:`parse_fdinfo` does.
 
     Raises:
         OSError: The descriptor is closed, or this user may not read it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        lines = os.read(descriptor, _FDINFO_LENGTH).split(b"\n")
+        return parse_fdinfo(os.read(descriptor, _FDINFO_LENGTH))
     finally:
         os.close(descriptor)
-    flags = next((int(line[6:], 8) for line in lines if line.startswith(b"flags:")), 0)
-    return flags, next((int(line[4:]) for line in lines if line.startswith(b"ino:")), None)
+
+
+def parse_fdinfo(data: bytes) -> tuple[int, int | None]:
+    """Return the flags and inode number from the text of ``fdinfo``; no inode from a kernel before 5.14.
+
+    Of a text in another format, neither is known: 0 and None, with which the file counts as one that may match.
+    """
+    found = _FDINFO.match(data)
+    return (int(found["flags"], 8), int(found["inode"]) if found["inode"] else None) if found else (0, None)
 
 
 def _if_supported(call: StatxCall | None) -> StatxCall | None:

@@ -11,7 +11,7 @@ from scrubber.adapters.cgroups.job_paths import job_of_path
 from scrubber.adapters.cgroups.paths import mentions_pod, pod_uid_of_path
 from scrubber.adapters.kernel_text import cgroup_paths, parse_stat
 from scrubber.adapters.procwalk.budget_group import pod_of_path
-from scrubber.adapters.procwalk.match import FileTarget, maps_device
+from scrubber.adapters.procwalk.match import FileTarget, maps_device, parse_fdinfo, read_fdinfo
 from scrubber.adapters.procwalk.process import ProcessScan
 from scrubber.domain.errors import InvalidConfiguration, Unreadable
 from tests.fuzz.structure import EDIT_SEEDS, EDITS, text_input
@@ -249,3 +249,53 @@ def process_maps(data: bytes) -> bool:
     assert _parts(_OTHER % name) == set()
     assert _parts(_OTHER % name + _MAPPED % name + _OTHER % name) == {_INODE}
     return bool(name)
+
+
+_FDINFO_HEADS = (
+    (b"pos:\t0\nflags:\t02100002\nmnt_id:\t15\nino:\t4711\n", (0o2100002, 4711)),
+    (b"pos:\t0\nflags:\t0100000\nmnt_id:\t15\n", (0o100000, None)),
+    (b"pos:\t-1\nflags:\t012000000\n", (0o12000000, None)),
+)
+_FDINFO_LINE = re.compile(rb"([a-z_]+):\t(.*)")
+
+
+@target(
+    "fdinfo",
+    parser="`/proc/PID/fdinfo/N`",
+    covers=("scrubber.adapters.procwalk.match",),
+    oracle="as the lines that a driver adds, the input changes neither flags nor inode; as a whole text, it has the numbers "
+    "that are found line by line in the kernel's order, or the file counts as one that may match",
+    seeds=(
+        *EDIT_SEEDS,
+        *(EDITS + bytes((number,)) for number in range(len(_FDINFO_HEADS))),
+        *(EDITS + bytes((number % 3, place, number % 6, 3 * number)) for number in range(24) for place in (3, 7)),
+        *(b"name:\tx\n" + head for head, _ in _FDINFO_HEADS),
+        b"name:\t\nino:\t12\nflags:\t012000000\n",
+        b"ino:\t12\n",
+        b"mnt_id:\t1\nino:\t12\n",
+        b"lock:\t1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF\n",
+    ),
+    words=(b"flags:\t012000000\n", b"\nino:\t12\n", b"mnt_id:\t1\n", b"pos:\t0\n", b"_", b"0o"),
+)
+def fdinfo(data: bytes) -> bool:
+    for head, expected in _FDINFO_HEADS:
+        assert parse_fdinfo(head + b"exp_name:\tx\nname:\t" + data) == expected
+    text = text_input(data, *(head for head, _ in _FDINFO_HEADS))
+    found = parse_fdinfo(text)
+    descriptor = os.memfd_create("fdinfo", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, text)
+        assert read_fdinfo(f"/proc/self/fd/{descriptor}") == parse_fdinfo(text[:512])
+    finally:
+        os.close(descriptor)
+    lines = [
+        match.groups() if (match := _FDINFO_LINE.fullmatch(line)) else (b"", b"") for line in text.split(b"\n")[:-1]
+    ]
+    names, values = [name for name, _ in lines], [value for _, value in lines]
+    exact = names[:2] == [b"pos", b"flags"] and values[0].removeprefix(b"-").isdigit()
+    if not exact or not re.fullmatch(b"[0-7]{1,12}", values[1]):
+        assert found == (0, None), "another text than the kernel's"
+        return False
+    inode = names[2:4] == [b"mnt_id", b"ino"] and all(each.isdigit() for each in values[2:4]) and len(values[3]) <= 20
+    assert found == (int(values[1], 8), int(values[3]) if inode else None)
+    return True
