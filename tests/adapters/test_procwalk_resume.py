@@ -31,7 +31,7 @@ from scrubber.adapters.procwalk import (
     scheduler,
     walk,
 )
-from scrubber.adapters.procwalk.budget_group import BudgetGroup, budget_group_of, pod_of_path
+from scrubber.adapters.procwalk.budget_group import BudgetGroup, budget_group_of, parse_budget_group, pod_of_path
 from scrubber.adapters.procwalk.confinement import Confinement, has_device_capabilities
 from scrubber.adapters.procwalk.match import FileStat, StatxReader
 from scrubber.adapters.walker import Walker, parse_walk_report, uninspected_from, walk_request
@@ -777,16 +777,6 @@ def _with(most: int, act: Callable[[], scheduler.WalkResult]) -> scheduler.WalkR
 # --- groups
 
 
-def test_cgroup_path_that_the_kernel_does_not_return_fails_no_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user with a delegated cgroup chooses how deep it is."""
-
-    def too_long(descriptor: int, length: int) -> bytes:
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-
-    monkeypatch.setattr(os, "read", too_long)
-    assert budget_group_of(os.getpid()) == BudgetGroup("/", None)
-
-
 def test_churning_groups_with_long_names_fit_into_one_report(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pods = [scheduler.ChurningGroup(f"pod-{number}", f"pod-{number}", frozenset({1})) for number in range(20)]
     crowd = [scheduler.ChurningGroup(f"/{number}/" + "\ufffd" * 4000, None) for number in range(300)]
@@ -822,3 +812,21 @@ def test_only_pod_path_components_created_by_root_count(path: str, uid: str | No
 
 def test_nested_pod_directory_created_by_a_tenant_does_not_change_the_pod() -> None:
     assert pod_of_path(f"/kubepods/pod{UID}/x/kubepods/pod{'0' * 32}") == UID
+
+
+def test_unreadable_path_of_a_process_in_nested_cgroups_does_not_end_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel before 6.10 refuses to print a path that is longer than PATH_MAX, and a tenant chooses its length."""
+
+    def refuse(descriptor: int, length: int) -> bytes:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+    monkeypatch.setattr(os, "read", refuse)
+    assert budget_group_of(os.getpid()) is None
+
+
+def test_line_break_in_the_name_of_a_cgroup_makes_a_process_of_a_pod_no_process_of_the_node() -> None:
+    """Linux before 5.13 allows such a name in a v1 hierarchy. A process of the node may be exempt from inspection."""
+    pod = f"4:pids:/kubepods/pod{UID}/x".encode()
+    assert parse_budget_group(pod + b"\n") == BudgetGroup(UID, UID)
+    assert parse_budget_group(pod + b"\n0::/kubepods/pod%b/x\n" % (b"0" * 32)) is None
+    assert parse_budget_group(pod + b"\n4:pids:/user.slice\n") is None

@@ -1,7 +1,6 @@
 """The cgroup that a process belongs to.
 
-A walk divides its time between groups, so that the processes of one pod take no time from those of another. The
-kernel's text is split at line feeds only: the name of a group may contain any other character.
+A walk divides its time between groups, so that the processes of one pod take no time from those of another.
 
 Only a pod component created by root counts: below a unit with its own cgroup, or a user session, users choose the
 names.
@@ -14,7 +13,10 @@ import os
 import re
 from typing import NamedTuple
 
-__all__ = ["BudgetGroup", "budget_group_of", "pod_of_path"]
+from scrubber.adapters.kernel_text import cgroup_paths
+from scrubber.domain.errors import Unreadable
+
+__all__ = ["BudgetGroup", "budget_group_of", "parse_budget_group", "pod_of_path"]
 
 _LENGTH = 1 << 16
 _POD_SLICE = re.compile(r"(?:.+-)?kubepods(?:-(?:burstable|besteffort))?-pod(?P<uid>[0-9A-Za-z_.]+)\.slice")
@@ -38,9 +40,9 @@ _NODE_GROUP = BudgetGroup("/", None)
 
 
 def budget_group_of(pid: int) -> BudgetGroup | None:
-    """Return the group of ``pid``; None when it has exited.
+    """Return the group of ``pid``; None when it has exited, or its group is unknown. See :func:`parse_budget_group`.
 
-    A process whose cgroup may not be read, or has too long a path for the kernel, counts as the node's.
+    A process that may not be read counts as the node's.
     """
     try:
         descriptor = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC)
@@ -49,18 +51,32 @@ def budget_group_of(pid: int) -> BudgetGroup | None:
     except PermissionError:
         return _NODE_GROUP
     try:
-        data = os.read(descriptor, _LENGTH)
+        return parse_budget_group(os.read(descriptor, _LENGTH))
     except ProcessLookupError:
         return None
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # some kernels return no path of more than 4 KiB
-            raise
-        return _NODE_GROUP
+        # Before Linux 6.10 a tenant that nests cgroups until their path is longer than PATH_MAX makes the file unreadable.
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise
     finally:
         os.close(descriptor)
-    paths = [line.split(b":", 2)[2].decode(errors="replace") for line in data.split(b"\n") if line.count(b":") > 1]
+
+
+def parse_budget_group(data: bytes) -> BudgetGroup | None:
+    """Return the group of a process from the text of its ``/proc/PID/cgroup``.
+
+    None when its group is unknown: where a name contains a line break, which Linux before 5.13 allows, and where the
+    process is in two pods. Then it counts neither as a pod's nor as the node's.
+    """
+    try:
+        paths = [os.fsencode(path).decode(errors="replace") for path in cgroup_paths(data).values()]
+    except Unreadable:
+        return None
     pods = {uid for path in paths if (uid := pod_of_path(path)) is not None}
-    if len(pods) == 1:
+    if len(pods) > 1:
+        return None
+    if pods:
         (pod,) = pods
         return BudgetGroup(pod, pod)
     return BudgetGroup(max(paths, key=len, default="/"), None)

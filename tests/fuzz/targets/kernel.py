@@ -10,7 +10,7 @@ from scrubber.adapters.cgroups.hierarchy import hierarchy_of, sibling_hierarchie
 from scrubber.adapters.cgroups.job_paths import job_of_path
 from scrubber.adapters.cgroups.paths import mentions_pod, pod_uid_of_path
 from scrubber.adapters.kernel_text import cgroup_paths, parse_stat
-from scrubber.adapters.procwalk.budget_group import pod_of_path
+from scrubber.adapters.procwalk.budget_group import BudgetGroup, parse_budget_group, pod_of_path
 from scrubber.adapters.procwalk.match import FileTarget, maps_device, parse_fdinfo, read_fdinfo
 from scrubber.adapters.procwalk.process import ProcessScan
 from scrubber.domain.errors import InvalidConfiguration, Unreadable
@@ -214,6 +214,57 @@ def cgroup_path(data: bytes) -> bool:
         assert pod_uid_of_path(path, kubepods) is None, path
     raw = os.fsdecode(text)
     return pod_uid_of_path(raw, kubepods) is not None or job_of_path(raw) is not None or pod_of_path(raw) is not None
+
+
+_HIERARCHIES = (b"12:pids:/", b"11:cpu,cpuacct:/", b"1:name=systemd:/", b"0::/")
+_POD_GROUP = BudgetGroup(_UID, _UID)
+_IN_POD = b"".join(each + _CGROUPFS.encode() + b"/0a1b\n" for each in _HIERARCHIES)
+_CGROUP_LINE = re.compile(rb"(?:0:|[0-9]+:[^:\n]+):(/[^\n]*)")
+
+
+@target(
+    "process-group",
+    parser="`/proc/PID/cgroup`, for the part of a walk's time that a process may use",
+    covers=("scrubber.adapters.procwalk.budget_group",),
+    oracle="as a name that a tenant chooses, with line breaks too, the input makes a process neither the node's nor another "
+    "pod's; as a name that a user of the node chooses, it makes a process no pod's; as a whole text, it gives a pod only "
+    "if this is the only pod that a line mentions",
+    seeds=(
+        *EDIT_SEEDS,
+        *(EDITS + bytes((0, place, number % 6, 3 * number)) for number in range(24) for place in (7, 20, 33)),
+        _IN_POD,
+        b"0::/user.slice\n",
+        b"",
+        b"x\n0::/kubepods/pod11111111-2222-3333-4444-555555555555/c",
+        b"x\n7:cpu:/kubepods/pod11111111-2222-3333-4444-555555555555/c",
+        b"x\n7:rdma:/user.slice",
+        b"kubepods/pod11111111-2222-3333-4444-555555555555",
+    ),
+    words=(b"\n0::/", b"\n3:freezer:/kubepods/pod1", b":", b"kubepods", b"/pod", b".slice", b"\xff", b"user.slice"),
+)
+def process_group(data: bytes) -> bool:
+    name = data.replace(b"\0", b"")
+    for hierarchy in _HIERARCHIES:
+        others = [each for each in _HIERARCHIES if each != hierarchy]
+        line = hierarchy + _SLICE.encode() + b"/cri-containerd-0a1b.scope/" + name + b"\n"
+        for text in (line, b"".join((line, *(each + _CGROUPFS.encode() + b"\n" for each in others)))):
+            found = parse_budget_group(text)
+            assert found == _POD_GROUP or (found is None and b"\n" in name), found
+    in_session = b"0::/user.slice/user-1000.slice/user@1000.service/" + name.replace(b"\n", b"") + b"\n"
+    session = parse_budget_group(in_session)
+    assert session is not None
+    assert session.pod_uid is None
+    assert session.key == in_session[3:-1].decode(errors="replace")
+    text = text_input(data, _IN_POD)
+    group = parse_budget_group(text)
+    lines = [_CGROUP_LINE.fullmatch(line) for line in text.removesuffix(b"\n").split(b"\n")] if text else []
+    if group is None:
+        return False
+    pods = {pod_of_path(os.fsdecode(line[1])) for line in lines if line is not None} - {None}
+    assert None not in lines, "a line is not the kernel's"
+    assert pods == ({group.pod_uid} if group.pod_uid else set())
+    assert group.pod_uid in (None, group.key)
+    return bool(text)
 
 
 _DEVICE, _INODE = os.makedev(0xFD, 1), 4711
