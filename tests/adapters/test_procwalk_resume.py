@@ -32,7 +32,7 @@ from scrubber.adapters.procwalk import (
     walk,
 )
 from scrubber.adapters.procwalk.budget_group import BudgetGroup, budget_group_of, parse_budget_group, pod_of_path
-from scrubber.adapters.procwalk.confinement import Confinement, has_device_capabilities
+from scrubber.adapters.procwalk.confinement import Confinement, has_device_capabilities, shows_device_capabilities
 from scrubber.adapters.procwalk.match import FileStat, StatxReader
 from scrubber.adapters.walker import Walker, parse_walk_report, uninspected_from, walk_request
 from tests.adapters.sim_rig import Tenant, kill_and_wait
@@ -422,6 +422,16 @@ def test_process_without_capabilities_could_open_the_devices_that_have_nodes_in_
     judge = Confinement(DeviceNodeTarget(frozenset(numbers)), frozenset(own))
     for _ in range(2):
         assert judge.reach(os.getpid(), UID) == reach
+
+
+def test_process_whose_groups_fill_its_status_may_have_every_capability() -> None:
+    """A tenant that may set its groups chooses where the text is cut, as within its capabilities."""
+    status = b"Name:\tx\nGroups:\t0 \nCapInh:\t%016x\nCapPrm:\t%016x\nCapEff:\t%016x\nCapBnd:\t%016x\nCapAmb:\t%016x\n"
+    powers = 1 << 21
+    assert shows_device_capabilities(status % (0, 0, 0, 1, 0)) is False
+    assert shows_device_capabilities(status % (0, 0, 0, powers, 0)) is True
+    whole = status % (0, 0, 0, powers, 0)
+    assert {shows_device_capabilities(whole[:length]) for length in range(len(whole))} == {None, True}
 
 
 def test_process_with_an_unreadable_dev_directory_could_open_every_device(monkeypatch: pytest.MonkeyPatch) -> None:

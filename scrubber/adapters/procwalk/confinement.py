@@ -20,7 +20,14 @@ from contextlib import ExitStack
 from scrubber.adapters.kernel_text import fields_in, lines_in, number_in
 from scrubber.adapters.procwalk.match import DeviceNodeTarget, StatxReader, Target
 
-__all__ = ["Confinement", "Reach", "device_nodes", "has_device_capabilities"]
+__all__ = [
+    "Confinement",
+    "Reach",
+    "device_nodes",
+    "has_device_capabilities",
+    "shows_dev_in_memory",
+    "shows_device_capabilities",
+]
 
 Reach = frozenset[int] | None
 """Device numbers that a process could open on its own; None: possibly any, because that cannot be determined."""
@@ -38,7 +45,8 @@ _MEMORY_FILE_SYSTEMS = (b"tmpfs", b"devtmpfs")
 _CAP_SYS_MODULE, _CAP_SYS_RAWIO, _CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 16, 17, 19, 21
 _DEVICE_CAPABILITIES = 1 << _CAP_SYS_MODULE | 1 << _CAP_SYS_RAWIO | 1 << _CAP_SYS_PTRACE | 1 << _CAP_SYS_ADMIN
 """With one of these a process can access devices that its container was not given, or hide a node by mounts."""
-_CAPABILITIES = re.compile(rb"^Cap(?:Prm|Bnd):\s*([0-9a-f]+)$", re.MULTILINE)
+_CAPABILITIES = re.compile(rb"^CapPrm:\t([0-9a-f]{16})\n(?:^Cap.*\n)*?^CapBnd:\t([0-9a-f]{16})\n", re.MULTILINE)
+"""Whole lines: a tenant chooses the number of its groups, whose line comes before these, and so where the text is cut."""
 
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -88,10 +96,15 @@ def has_device_capabilities(pid: int) -> bool | None:
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
-            sets = [int(each, 16) for each in _CAPABILITIES.findall(file.read(_LENGTH))]
-    except (OSError, ValueError):
+            return shows_device_capabilities(file.read(_LENGTH))
+    except OSError:
         return None
-    return any(each & _DEVICE_CAPABILITIES for each in sets) if len(sets) == 2 else None
+
+
+def shows_device_capabilities(status: bytes) -> bool | None:
+    """Like :func:`has_device_capabilities`, from the text of ``/proc/PID/status``."""
+    found = _CAPABILITIES.search(status)
+    return None if found is None else any(int(each, 16) & _DEVICE_CAPABILITIES for each in found.groups())
 
 
 def device_nodes(pid: int, numbers: frozenset[int], statx: StatxReader) -> Reach:
@@ -137,22 +150,29 @@ def _nodes_below(top: int, mount: int, numbers: frozenset[int], eye: StatxReader
 
 def _mount_of(descriptor: int) -> int:
     with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
-        return next(
-            number_in(row[1]) for row in map(fields_in, lines_in(file.read(_LENGTH))) if row[:1] == [b"mnt_id:"]
-        )
+        rows = map(fields_in, lines_in(file.read(_LENGTH)))
+    return number_in(b"".join(next((row[1:2] for row in rows if row[:1] == [b"mnt_id:"]), [])))
 
 
 def _is_dev_in_memory(pid: int, mount: int) -> bool:
-    """Whether ``mount`` is a whole in-memory file system at ``/dev`` of a process whose root is also a mount."""
     with open(f"/proc/{pid}/mountinfo", "rb") as file:
         text = file.read(_MOUNTS_LENGTH + 1)
-    if len(text) > _MOUNTS_LENGTH:
-        return False
-    rows = [fields_in(line) for line in lines_in(text)]
+    return len(text) <= _MOUNTS_LENGTH and shows_dev_in_memory(text, mount)
+
+
+def shows_dev_in_memory(mounts: bytes, mount: int) -> bool:
+    """Whether ``mount`` is a whole in-memory file system at ``/dev`` of a process whose root is also a mount.
+
+    Args:
+        mounts: text of the process's ``/proc/PID/mountinfo``.
+
+    Raises:
+        ValueError: A line does not have the kernel's format.
+    """
+    rows = [fields_in(line) for line in lines_in(mounts)]
     dev = [row for row in rows if len(row) > 6 and number_in(row[0]) == mount]
     if len(dev) != 1 or not any(row[4:5] == [b"/"] for row in rows):
         return False
     (row,) = dev
-    return (
-        row[3] == b"/" and row[4] == b"/dev" and b"-" in row[6:] and row[row.index(b"-", 6) + 1] in _MEMORY_FILE_SYSTEMS
-    )
+    kind = b"".join(row[row.index(b"-", 6) + 1 :][:1])
+    return row[3] == b"/" and row[4] == b"/dev" and kind in _MEMORY_FILE_SYSTEMS

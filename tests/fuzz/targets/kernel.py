@@ -113,7 +113,8 @@ _ROOT = Path("/sys/fs/cgroup/fuzzing")
 _V2 = hierarchy_of(_ROOT, _MOUNTS)
 
 
-def _escaped(name: bytes) -> bytes:
+def escaped(name: bytes) -> bytes:
+    """Return ``name`` as the kernel writes it in a mount table."""
     return re.sub(rb"[ \t\n\\#]", lambda match: b"\\%03o" % match[0][0], name)
 
 
@@ -133,7 +134,7 @@ def _escaped(name: bytes) -> bytes:
     goal=SLOW_GOAL,
 )
 def mountinfo(data: bytes) -> bool:
-    name = _escaped(data.replace(b"\0", b""))
+    name = escaped(data.replace(b"\0", b""))
     line = b"50 25 8:1 /var/lib/" + name + b" /pods/" + name + b" rw - ext4 /dev/sda1 rw\n"
     assert hierarchy_of(_ROOT, _MOUNTS + line) == _V2
     try:
