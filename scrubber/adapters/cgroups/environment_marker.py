@@ -28,7 +28,7 @@ from scrubber.domain.assignment import Pod, Process
 from scrubber.domain.errors import Unreadable
 from scrubber.domain.pods import RemainingCgroups
 
-__all__ = ["CONTAINER_MARKER", "POD_MARKER", "RUN_MARKER", "MarkerContainers"]
+__all__ = ["CONTAINER_MARKER", "POD_MARKER", "RUN_MARKER", "MarkerContainers", "membership_in"]
 
 POD_MARKER = "SCRUBBER_SIM_POD_UID"
 CONTAINER_MARKER = "SCRUBBER_SIM_CONTAINER"
@@ -215,17 +215,20 @@ class MarkerContainers:
         environment = self._proc.environ(stat)
         if environment is None:
             return True, None
-        pairs = (variable.partition(b"=") for variable in environment.split(b"\0"))
-        values = {name: value.decode("utf-8", "replace") for name, _, value in pairs}
-        uid = values.get(POD_MARKER.encode())
-        if not uid:
-            if environment:
-                self._unmarked[stat.identity] = stat.environment_range
-            return bool(environment), None
-        name, run = (values.get(marker.encode(), "") for marker in (CONTAINER_MARKER, RUN_MARKER))
-        membership = (uid, f"{name}#{run}" if run else name)
-        self._members[stat.identity] = membership
-        return True, membership
+        membership = membership_in(environment)
+        if membership is not None:
+            self._members[stat.identity] = membership
+        elif environment:
+            self._unmarked[stat.identity] = stat.environment_range
+        return bool(environment), membership
+
+
+def membership_in(environment: bytes) -> Membership | None:
+    """Return the membership that the text of ``/proc/PID/environ`` shows."""
+    pairs = (variable.partition(b"=") for variable in environment.split(b"\0"))
+    values = {name: value.decode("utf-8", "replace") for name, _, value in pairs}
+    uid, name, run = (values.get(marker.encode(), "") for marker in (POD_MARKER, CONTAINER_MARKER, RUN_MARKER))
+    return (uid, f"{name}#{run}" if run else name) if uid else None
 
 
 def _require_uid(pod: Pod) -> str:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import re
 
+from scrubber.adapters.cgroups.environment_marker import (
+    CONTAINER_MARKER,
+    POD_MARKER,
+    RUN_MARKER,
+    membership_in,
+)
 from scrubber.adapters.procwalk.confinement import shows_dev_in_memory, shows_device_capabilities
 from tests.fuzz.structure import EDIT_SEEDS, EDITS, text_input
 from tests.fuzz.target import target
@@ -124,3 +130,43 @@ def dev_mount(data: bytes) -> bool:
         rb"(?:^|\n)[ \t]*0*61[ \t].*[ \t]/[ \t]+/dev[ \t].*[ \t]-[ \t]+(?:dev)?tmpfs(?:[ \t\n]|$)", text
     )
     return found
+
+
+_ENVIRONMENT = f"PATH=/bin\0{POD_MARKER}=uid-7\0{CONTAINER_MARKER}=main\0{RUN_MARKER}=2\0HOME=/\0".encode()
+
+
+@target(
+    "environment-marker",
+    parser="`/proc/PID/environ` on a simulated node",
+    covers=("scrubber.adapters.cgroups.environment_marker",),
+    oracle="as the name or the value of another variable, the input changes neither pod nor container; as a whole text, it "
+    "shows the pod, the container and the run that regular expressions find in whole variables",
+    seeds=(
+        *EDIT_SEEDS,
+        _ENVIRONMENT,
+        _ENVIRONMENT.replace(b"SIM_RUN", b"sim_run"),
+        _ENVIRONMENT.replace(b"uid-7", b""),
+        _ENVIRONMENT.replace(b"uid-7", b"\xff=\xff"),
+        f"{POD_MARKER}=a\0{POD_MARKER}\0{POD_MARKER}=b".encode(),
+        f"X{POD_MARKER}=a\0 {POD_MARKER}=a\n{POD_MARKER}=b".encode(),
+    ),
+    words=(b"\0", b"=", *(f"\0{each}=".encode() for each in (POD_MARKER, CONTAINER_MARKER, RUN_MARKER))),
+)
+def environment_marker(data: bytes) -> bool:
+    value = data.replace(b"\0", b"")
+    others = (b"X=" + value, value.replace(b"=", b"") + b"x=1", b"=" + value)
+    for other in others:
+        assert membership_in(other + b"\0" + _ENVIRONMENT + other) == ("uid-7", "main#2")
+        assert membership_in(other + b"\0" + other + b"\0") is None
+    text = text_input(data, _ENVIRONMENT)
+    uid, name, run = (
+        re.findall(rb"(?:\A|(?<=\0))%b(?:=([^\0]*))?(?=\0|\Z)" % marker.encode(), text) or [b""]
+        for marker in (POD_MARKER, CONTAINER_MARKER, RUN_MARKER)
+    )
+    found = membership_in(text)
+    if not uid[-1]:
+        assert found is None
+        return False
+    container = name[-1] + b"#" + run[-1] if run[-1] else name[-1]
+    assert found == (uid[-1].decode(errors="replace"), container.decode(errors="replace"))
+    return True
