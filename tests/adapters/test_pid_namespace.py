@@ -150,3 +150,10 @@ def test_service_starts_in_a_pid_namespace_shared_with_its_kubelet(short_tmp: Pa
     """A node may itself be a container."""
     program = BESIDE_A_KUBELET + "\n".join(f"    {line}" for line in REFUSED.strip().splitlines())
     assert from_another_namespace(short_tmp / "kubelet.sock", "--mount-proc", program=program) == "starts"
+
+
+@pytest.mark.parametrize("pids", ["7\tx", "-7", "7" * 5000])
+def test_status_that_is_not_the_kernels_proves_nothing(tmp_path: Path, pids: str) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text(f"Name:\tx\nNSpid:\t{pids}\n")
+    assert read_pid_namespace(tmp_path / "none", tmp_path).proc_pids == ()

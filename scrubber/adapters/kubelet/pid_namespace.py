@@ -115,10 +115,10 @@ def require_node_pid_namespace(pod_resources_socket: Path) -> None:
 def _pids_in(proc: Path) -> tuple[int, ...]:
     try:
         lines = lines_in((proc / "self" / "status").read_bytes())
-    except OSError:
+        pids = next((line.removeprefix(b"NSpid:") for line in lines if line.startswith(b"NSpid:")), b"")
+        return tuple(number_in(each) for each in fields_in(pids))
+    except (OSError, ValueError):
         return ()
-    pids = next((line.removeprefix(b"NSpid:") for line in lines if line.startswith(b"NSpid:")), b"")
-    return tuple(number_in(each) for each in fields_in(pids))
 
 
 def _namespace_in(proc: Path) -> int | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+from functools import cache
+from pathlib import Path
 
 from scrubber.adapters.cgroups.environment_marker import (
     CONTAINER_MARKER,
@@ -10,7 +13,9 @@ from scrubber.adapters.cgroups.environment_marker import (
     RUN_MARKER,
     membership_in,
 )
+from scrubber.adapters.kubelet.pid_namespace import find_problem, read_pid_namespace
 from scrubber.adapters.procwalk.confinement import shows_dev_in_memory, shows_device_capabilities
+from tests.fuzz.loop import directory, on_close
 from tests.fuzz.structure import EDIT_SEEDS, EDITS, text_input
 from tests.fuzz.target import target
 from tests.fuzz.targets.kernel import escaped
@@ -170,3 +175,60 @@ def environment_marker(data: bytes) -> bool:
     container = name[-1] + b"#" + run[-1] if run[-1] else name[-1]
     assert found == (uid[-1].decode(errors="replace"), container.decode(errors="replace"))
     return True
+
+
+_INITIAL_NAMESPACE = "pid:[4026531836]"
+_OWN_STATUS = b"Name:\t%s\nUmask:\t0022\nTgid:\t%d\nNSpid:\t%d\nNSpgid:\t1\n"
+
+
+@cache
+def _proc() -> Path:
+    proc = directory()
+    on_close(_proc.cache_clear)
+    (proc / "self" / "ns").mkdir(parents=True)
+    return proc
+
+
+def _is_initial(status: bytes, namespace: str) -> bool:
+    """Whether a proc file system with this text and this link proves the initial PID namespace."""
+    proc = _proc() / "self"
+    (proc / "status").write_bytes(status)
+    (proc / "ns" / "pid").unlink(missing_ok=True)
+    (proc / "ns" / "pid").symlink_to(namespace)
+    return find_problem(read_pid_namespace(_proc() / "no kubelet", _proc())) is None
+
+
+@target(
+    "pid-namespace",
+    parser="`/proc/self/status` and the link of a PID namespace",
+    covers=("scrubber.adapters.kubelet.pid_namespace",),
+    oracle="as the name of the process, the input changes nothing; as the text or as the link, it proves the node's PID "
+    "namespace only with this process's PID alone, and with the fixed number of the initial one",
+    seeds=(
+        *EDIT_SEEDS,
+        *(EDITS + bytes((0, place, number % 6, 3 * number)) for number in range(24) for place in (14, 15)),
+        b"NSpid:\tSELF\n",
+        b"NSpid:\t7\tSELF\n",
+        b"NSpid:\t7\tx\n",
+        b"NSpid:\t" + b"7" * 4400,
+        _INITIAL_NAMESPACE.encode(),
+        b"pid:[4026532178]",
+        b"pid:[4026531836]\n",
+    ),
+    words=(b"NSpid:\t", b"\nNSpid:\t", b"pid:[", b"4026531836", b"SELF"),
+    longest=5000,
+)
+def pid_namespace(data: bytes) -> bool:
+    pid = os.getpid()
+    name = data.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\0", b"")
+    status = _OWN_STATUS % (name, pid, pid)
+    assert _is_initial(status, _INITIAL_NAMESPACE)
+    assert not _is_initial(_OWN_STATUS % (name, pid, pid + 1), _INITIAL_NAMESPACE)
+    link = os.fsdecode(data.replace(b"\0", b"")[:1000]) or "x"
+    found = _is_initial(status, link)
+    assert found is (re.fullmatch(r"pid:\[0*4026531836\]", link, re.ASCII) is not None)
+    text = text_input(data, _OWN_STATUS.replace(b"%d", b"SELF") % b"x").replace(b"SELF", b"%d" % pid)
+    proved = _is_initial(text, _INITIAL_NAMESPACE)
+    pids = re.search(rb"^NSpid:(.*)$", text, re.MULTILINE)
+    assert proved is (pids is not None and re.fullmatch(rb"[ \t]*0*%d[ \t]*" % pid, pids[1]) is not None)
+    return found or proved
