@@ -232,6 +232,24 @@ class KubeletReading:
             return None
         return min(found, key=lambda each: (each.resource != resource, each.container, each.resource))
 
+    def uncertainty_of(self, device: str, share: frozenset[str] = frozenset()) -> str:
+        """Why :meth:`assignment_of` gives no pod with a UID, for the operator; empty when it does."""
+        found = (*self.listed_assignments(device, share), *self._with(self._hinted, device, share))
+        pods = sorted({each.pod for each in found}, key=lambda pod: (pod.namespace, pod.name, pod.uid or ""))
+        if self.trust is Trust.UNREADABLE:
+            return f"the kubelet's list could not be read: {self.untrusted_reason}"
+        if not pods:
+            return "the kubelet names no pod for the device"
+        if len(pods) > 1:
+            named = ", ".join(f"{pod.namespace}/{pod.name} ({pod.uid or 'no UID'})" for pod in pods)
+            return f"the kubelet's list and checkpoint name several pods for the device: {named}"
+        if pods[0].uid is None:
+            name = f"{pods[0].namespace}_{pods[0].name}_UID"
+            return (
+                f"no directory of pod logs, or more than one, is named {name} with the UID in the kubelet's checkpoint"
+            )
+        return "" if self.listed_assignments(device, share) else "only the kubelet's checkpoint names its pod"
+
     def checkpoint_assignment(self, device: str, share: frozenset[str] = frozenset()) -> Assignment | None:
         """The checkpoint's assignment of ``device`` when PodResources has none; None unless it is one pod."""
         found = self._with(self._hinted, device, share)

@@ -126,12 +126,14 @@ class _Start:
         following: that assignment, or the one that a single source reports.
         own: the pod, where it is certain enough to distinguish its own earlier use from that of others.
         second_owner: the assignment of the device by another plugin or driver.
+        uncertainty: why ``own`` is not known with its UID; empty where it is, and for a claim.
     """
 
     certain: Assignment | None
     following: Assignment | None
     own: Pod | None
     second_owner: Assignment | None
+    uncertainty: str = ""
 
 
 # See docs/decisions/0004-a-start-must-match-the-assignment.md.
@@ -270,7 +272,10 @@ class DevicePreparation:
                         )
                     facts = replace(facts, checks=checks)
         if decision.verdict is not HandoverVerdict.GRANT:
-            return await self._not_granted(decision, facts, start)
+            refusal = await self._not_granted(decision, facts, start)
+            if refusal is not None and refusal.code == ErrorCode.EARLIER_POD_RUNNING and start.uncertainty:
+                return refusals.start_of_unknown_pod(refusal, start.uncertainty)
+            return refusal
         assert check is not None  # nothing is granted unchecked
         over = (grant.sequence for grant, where in others if self._is_closed(grant, where))
         return PreparedDevice(
@@ -300,11 +305,13 @@ class DevicePreparation:
         # that of others.
         sure = reading.trust is Trust.TRUSTED and reading.init_containers_known
         starting = certain or (following if sure else None)
+        is_known = starting is not None and starting.pod.uid is not None
         return _Start(
             certain,
             following,
             None if starting is None else starting.pod,
             reading.second_owner(device, self._call.own_resources(), None if following is None else following.pod),
+            "" if is_known else reading.uncertainty_of(device, share),
         )
 
     def _assignment_problem(self, reading: KubeletReading, start: _Start) -> ErrorCode | None:

@@ -6,7 +6,16 @@ from collections.abc import Collection
 
 from scrubber.domain.assignment import Assignment, Claim, Pod
 from scrubber.domain.codes import ErrorCode
-from scrubber.domain.errors import DeviceBusy, DeviceFault, InvalidRequest, NotReady, Quarantined, Refused, Unreadable
+from scrubber.domain.errors import (
+    DeviceBusy,
+    DeviceFault,
+    InvalidRequest,
+    NotReady,
+    Quarantined,
+    Refused,
+    ScrubberError,
+    Unreadable,
+)
 from scrubber.domain.jobs import Job
 from scrubber.domain.pods import PodLiveness
 from scrubber.domain.record import MAX_ADMIN_CLAIMS, DeviceRecord, Grant
@@ -226,6 +235,12 @@ def earlier_pod_running(device: str, grant: Grant, liveness: PodLiveness, starti
         public_message=f"Device {device} is in-use: its earlier use has not ended. The start is retried.",
         code=ErrorCode.EARLIER_POD_RUNNING,
     )
+
+
+def start_of_unknown_pod(refusal: ScrubberError, uncertainty: str) -> ScrubberError:
+    """Add to ``refusal`` why it is not known which pod starts: its own earlier use then counts as that of another pod."""
+    message = f"{str(refusal).removesuffix('.')}. Which pod starts is not certain: {uncertainty.removesuffix('.')}."
+    return NotReady(message, public_message=refusal.public_message, code=refusal.code)
 
 
 def held_by_own_pod(device: str, pod: Pod, holder: Holder, container: str) -> NotReady:

@@ -206,6 +206,19 @@ async def test_device_of_an_unknown_pod_is_not_free_because_it_was_free_before_t
 
 
 @in_virtual_time
+async def test_refusal_says_why_the_pod_that_starts_is_not_known() -> None:
+    """Its own earlier use then counts as another pod's, and the name of that pod alone would mislead."""
+    async with simulated_cluster(1) as cluster:
+        pod = await admitted(cluster)
+        await request_start(cluster, pod)
+        cluster.kubelet.trust = Trust.UNREADABLE
+        refusal = await refusal_of(request_start(cluster, pod, wait=1.0))
+        assert refusal.code == ErrorCode.EARLIER_POD_RUNNING
+        assert str(refusal).endswith("the kubelet's list could not be read: the kubelet does not answer.")
+        assert "kubelet" not in refusal.public_message
+
+
+@in_virtual_time
 async def test_pod_whose_processes_cannot_be_read_is_granted_nothing() -> None:
     async with simulated_cluster() as cluster:
         tenant = await admitted(cluster)
