@@ -70,6 +70,9 @@ class GrantRequest:
         self._require_service = require_service
         self._work_gate = work_gate
         self._began = dependencies.clock.monotonic()
+        self._certified_before = {
+            certificate.id for each in self._controllers if (certificate := each.state.record.certificate) is not None
+        }
         self._held: tuple[DeviceController, DeviceRecord] | None = None
         self.result: tuple[GrantedDevice, ...] | None = None
         self.record_versions: tuple[int, ...] = ()
@@ -229,7 +232,7 @@ class GrantRequest:
         own = record.open_grants_of(None if assignment is None else assignment.pod)
         cgroups = own[-1].cgroups if own else ()
         seconds = dependencies.clock.monotonic() - self._began
-        path = PathKind.FAST if used is None or used.issued_at < now - seconds else PathKind.SLOW
+        path = PathKind.FAST if used is None or used.id in self._certified_before else PathKind.SLOW
         grant = Grant(
             sequence,
             assignment,

@@ -287,6 +287,27 @@ class TestSqliteLedgerPages:
         with pytest.raises(InvalidRequest):
             list(read_pages(home, after=13))
 
+    async def test_pages_show_a_row_that_was_changed_in_the_file_after_it_was_read(self, tmp_path: Path) -> None:
+        """Otherwise an auditor would get what the service once read."""
+        home = tmp_path / "ledger"
+        earlier = SqliteLedger(home)
+        await earlier.load()
+        await earlier.commit(LedgerChange(events=(event(message="as it was"),)))
+        await earlier.close()
+        ledger = SqliteLedger(home)
+        await ledger.load()
+        before = [page async for page in ledger.pages()]
+        file = home / "ledger.db"
+        content = file.read_bytes()
+        assert b"as it was" in content
+        with file.open("r+b") as changed:
+            changed.seek(content.index(b"as it was"))
+            changed.write(b"not so at")
+        after = [page async for page in ledger.pages()]
+        await ledger.close()
+        assert "as it was" in before[0].rows[0].fields
+        assert "not so at" in after[0].rows[0].fields
+
     async def test_audit_log_includes_the_write_ahead_log_of_a_killed_service(self, tmp_path: Path) -> None:
         home, copy = tmp_path / "ledger", tmp_path / "copy"
         ledger = SqliteLedger(home)

@@ -400,7 +400,7 @@ def test_seccomp_filter_that_refuses_statx_does_not_blind_the_walk(run: Run, mon
 
 def test_every_thread_is_scanned_without_kcmp(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     tenant = run(OPEN, ONE_NODE)
-    monkeypatch.setattr(process, "_KCMP_CALL", None)
+    monkeypatch.setattr(process, "_KCMP_CALL", -1)
     assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
 
 

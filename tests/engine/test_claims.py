@@ -17,6 +17,7 @@ from scrubber.domain.policy import Enforcement, PolicyOverride, SharingMode
 from scrubber.domain.states import Hygiene
 from scrubber.engine.resource_ids import ANNOUNCEMENT_SECONDS, Announcer
 from scrubber.engine.views import ClaimRelease, GrantedDevice, PrepareClaimCall
+from tests.engine.test_grant import before_the_next_grant
 from tests.engine.test_yielding import driverless_node
 from tests.simulation.claims import DRIVER, SimulatedClaim
 from tests.simulation.cluster import DEFAULT, SimulatedCluster, simulated_cluster
@@ -365,6 +366,15 @@ async def test_prepare_refuses_a_device_that_the_plugin_advertises_until_the_plu
         assert "nvidia.com/gpu" in str(wrong)
         await cluster.node.announce("nvidia.com/gpu", {other: other})
         await running(cluster, claim)
+
+
+@in_virtual_time
+async def test_device_that_a_plugin_advertises_since_it_was_prepared_is_not_granted_to_the_claim() -> None:
+    async with simulated_cluster() as cluster:
+        mine, claim = cluster.gpu().id, allocated(cluster)
+        before_the_next_grant(cluster, lambda: cluster.node.announce("nvidia.com/gpu", {mine: mine}))
+        assert (await refusal(cluster, claim.call())).code is ErrorCode.ADVERTISED_BY_PLUGIN
+        assert grants_of(cluster) == 0
 
 
 @in_virtual_time

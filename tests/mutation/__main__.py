@@ -47,9 +47,12 @@ _TESTS: Mapping[str, tuple[str, ...]] = {
         "tests/engine/test_stale_observations.py",
         "tests/engine/test_shared_start.py",
         "tests/engine/test_claims.py",
+        "tests/engine/test_release.py",
     ),
     "scrubber/engine/device/controller.py": (
         "tests/engine/test_withheld.py",
+        "tests/engine/test_reported_faults.py",
+        "tests/engine/test_quarantine_timing.py",
         "tests/engine/test_requests.py",
         "tests/engine/test_operator_actions.py",
         "tests/engine/test_publisher.py",
@@ -61,6 +64,7 @@ _TESTS: Mapping[str, tuple[str, ...]] = {
         "tests/adapters/test_ledger_storage.py",
         "tests/adapters/test_ledger_reserve.py",
         "tests/adapters/test_ledger_queries.py",
+        "tests/adapters/test_ledger_measurements.py",
     ),
     "scrubber/adapters/procwalk/process.py": (
         "tests/adapters/test_procwalk.py",

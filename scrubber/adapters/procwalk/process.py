@@ -52,7 +52,7 @@ A line break in a name is written as ``\\012`` there, so no name can forge a lin
 """
 
 _KCMP_FILES = 2
-_KCMP_CALL = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
+_KCMP_CALL = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1)  # no call has the number -1: ENOSYS
 _SAME, _LESS, _GREATER = 0, 1, 2
 
 NonMatchingFiles = set[bytes]
@@ -492,8 +492,6 @@ def distinct_fd_tables(
 
 def _compare_fd_tables(one: int, other: int) -> int:
     """Return how the descriptor tables of two threads compare, from kcmp(2); -1 where that is unavailable."""
-    if _KCMP_CALL is None:
-        return -1
     return int(_LIBC.syscall(_KCMP_CALL, one, other, _KCMP_FILES, 0, 0))
 
 
