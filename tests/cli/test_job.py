@@ -21,7 +21,22 @@ def test_job_is_read_from_the_environment_of_slurmd() -> None:
     assert slurm_job({**JOB, "SLURM_JOB_USER": ""}).user == "uid-1000"
 
 
-@pytest.mark.parametrize("change", [{"SLURM_JOB_ID": ""}, {"SLURM_JOB_ID": "4711_3"}, {"SLURM_JOB_UID": "alice"}])
+def test_user_name_that_is_not_utf8_is_replaced_by_the_uid() -> None:
+    """The request to the service carries UTF-8, and a prolog that fails for a name drains the node."""
+    assert slurm_job({**JOB, "SLURM_JOB_USER": "al\udcefce"}).user == "uid-1000"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"SLURM_JOB_ID": ""},
+        {"SLURM_JOB_ID": "4711_3"},
+        {"SLURM_JOB_ID": "٣"},
+        {"SLURM_JOB_UID": "alice"},
+        {"SLURM_JOB_UID": "4294967296"},
+        {"SLURM_JOB_UID": "9" * 5000},
+    ],
+)
 def test_environment_without_a_job_is_refused_with_where_the_command_belongs(change: dict[str, str]) -> None:
     with pytest.raises(InvalidConfiguration, match=r"Prolog= or Epilog= in slurm\.conf"):
         slurm_job({**JOB, **change})
@@ -48,13 +63,13 @@ def test_devices_are_uuids_where_slurm_passes_them_and_otherwise_numbers(
     assert job_devices(environment) == devices
 
 
-@pytest.mark.parametrize("value", [",", " ", "gpu:2", "3-1", "0-99999", "-1", "0-", "0;1", "9999999"])
+@pytest.mark.parametrize("value", [",", " ", "gpu:2", "3-1", "0-99999", "-1", "0-", "0;1", "9999999", "٣", "0-٣"])
 def test_value_that_names_no_devices_is_refused_and_never_taken_for_a_job_without_devices(value: str) -> None:
     with pytest.raises(InvalidConfiguration, match="SLURM_JOB_GPUS"):
         job_devices({"SLURM_JOB_GPUS": value})
 
 
-@pytest.mark.parametrize("value", ["0", "0,1", "GPU-1f3a,0", "all"])
+@pytest.mark.parametrize("value", ["0", "0,1", "GPU-1f3a,0", "all", "GPU-1f3a\udcff"])
 def test_devices_that_slurm_names_by_their_position_only_are_refused_and_never_taken_for_a_job_without_devices(
     value: str,
 ) -> None:

@@ -117,12 +117,19 @@ def slurm_job(environment: Mapping[str, str]) -> pb.Job:
     from scrubber.api import scrubber_pb2 as pb
 
     id, uid = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_UID", "")
-    if not id.isdecimal() or not uid.isdecimal():
+    if not (_is_number(id, 20) and _is_number(uid, 10) and int(uid) < 1 << 32):
         raise InvalidConfiguration(
             "SLURM_JOB_ID and SLURM_JOB_UID do not describe a job: slurmd runs this command, as Prolog= or Epilog= in slurm.conf."
         )
-    user = environment.get("SLURM_JOB_USER", "") or f"uid-{uid}"
+    named = environment.get("SLURM_JOB_USER", "")
+    user = (
+        named if named.isprintable() and named else f"uid-{uid}"
+    )  # a name that is not UTF-8 does not fit into the request
     return pb.Job(manager="slurm", id=id, user=user, user_id=int(uid))
+
+
+def _is_number(text: str, longest: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= longest
 
 
 def job_devices(environment: Mapping[str, str]) -> Sequence[str]:
@@ -132,22 +139,22 @@ def job_devices(environment: Mapping[str, str]) -> Sequence[str]:
         InvalidConfiguration: a value that names no GPUs.
     """
     visible = [each.strip() for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    if all(each.startswith(("GPU-", "MIG-")) for each in visible):
+    if all(each.startswith(("GPU-", "MIG-")) and each.isascii() and each.isprintable() for each in visible):
         return visible
     found: list[str] = []
     value, listed = environment.get("SLURM_JOB_GPUS", ""), environment.get("CUDA_VISIBLE_DEVICES", "")
     if not value and listed not in _NO_DEVICES:
         raise InvalidConfiguration(
-            f'CUDA_VISIBLE_DEVICES is "{listed}", which are no UUIDs, and SLURM_JOB_GPUS is empty: pass the devices with --device.'
+            f"CUDA_VISIBLE_DEVICES is {listed!r}, which are no UUIDs, and SLURM_JOB_GPUS is empty: pass the devices with --device."
         )
     for part in (each.strip() for each in value.split(",") if each.strip()):
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first) > 6 or len(last) > 6:
-            raise InvalidConfiguration(f'SLURM_JOB_GPUS is "{value}": pass the devices with --device.')
+        if not _is_number(first, 6) or (dash and not _is_number(last, 6)):
+            raise InvalidConfiguration(f"SLURM_JOB_GPUS is {value!r}: pass the devices with --device.")
         numbers = range(int(first), int(last or first) + 1)
         if not 0 < len(numbers) <= _MAX_RANGE:
-            raise InvalidConfiguration(f'SLURM_JOB_GPUS is "{value}": pass the devices with --device.')
+            raise InvalidConfiguration(f"SLURM_JOB_GPUS is {value!r}: pass the devices with --device.")
         found += map(str, numbers)
     if value and not found:
-        raise InvalidConfiguration(f'SLURM_JOB_GPUS is "{value}": pass the devices with --device.')
+        raise InvalidConfiguration(f"SLURM_JOB_GPUS is {value!r}: pass the devices with --device.")
     return list(dict.fromkeys(found))
