@@ -423,6 +423,18 @@ async def test_device_that_was_opened_while_its_sibling_was_waited_for_is_not_gr
         assert [cluster.record(number).grant_sequence for number in (0, 1)] == [0, 0]
 
 
+@in_virtual_time
+async def test_refusal_for_one_device_does_not_wait_for_the_earlier_pod_of_another() -> None:
+    async with simulated_cluster() as cluster:
+        earlier = await started(cluster, "acme", "train-0", 1)
+        cluster.kubelet.force_delete(earlier, lives_on=300.0)
+        tenant = await admitted(cluster, "umbrella", "serve-0", 0, 1)
+        await cluster.node.actions.quarantine(cluster.gpu(0).id, "because", "uid:0")
+        asked_at = cluster.clock.monotonic()
+        assert isinstance(await refusal_of(request_start(cluster, tenant, wait=60.0)), Quarantined)
+        assert cluster.clock.monotonic() - asked_at < 1.0
+
+
 def before_the_next_grant(cluster: SimulatedCluster, change: Callable[[], Awaitable[object]]) -> None:
     """Run ``change`` once, when a device is prepared and not granted yet."""
     pods, changes = cluster.node.pods, [change]
