@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -46,6 +47,7 @@ _NRI_SETTINGS = (
     b"--enable-nri-plugin",
     *(b"--enable-nri-plugin=" + each for each in _TRUE),
 )
+_CAP_SYS_ADMIN = 21
 _CDI = "cdi.k8s.io"
 _RUNTIMES = (
     "/etc/containerd/config.toml",
@@ -127,7 +129,8 @@ def _toolkit_config(path: Path, *, uses_cdi: bool, operators: bool) -> Iterator[
         return
     envvar, mounts = options.get(ENVVAR, True), options.get(VOLUME_MOUNTS, False)
     if envvar is not False:
-        says = f"sets {ENVVAR} = {str(envvar).lower()}" if ENVVAR in options else f"does not set {ENVVAR} = false"
+        value = str(envvar).lower() if isinstance(envvar, bool) else "something other than false"
+        says = f"sets {ENVVAR} = {value}" if ENVVAR in options else f"does not set {ENVVAR} = false"
         message = f"{path} {says}, so {_ANY_POD}."
         yield CheckResult("toolkit-envvar", CheckLevel.ERROR, message, _refuse_envvar(path, operators=operators))
     else:
@@ -251,7 +254,7 @@ def find_nri_plugin(node: CheckContext) -> NriPlugin | None:
     if not processes:
         raise FileNotFoundError(errno.ENOENT, "No process is visible", str(node.path("/proc")))
     for path in processes:
-        if not _is_installer(path):
+        if not _is_installer(path) or _is_unprivileged(path, node.path("/proc/1")):
             continue
         try:
             words = (read_bytes(path / "environ") + b"\0" + read_bytes(path / "cmdline")).split(b"\0")
@@ -279,6 +282,20 @@ def _is_installer(process: Path) -> bool:
         return False
 
 
+def _is_unprivileged(process: Path, first: Path) -> bool:
+    """Whether ``process`` certainly lacks what installs a toolkit on the node: any pod can give a process that name.
+
+    The toolkit's container is privileged: it has ``CAP_SYS_ADMIN`` in the user namespace of the node's ``first`` process.
+    """
+    try:
+        elsewhere = os.readlink(process / "ns/user") != os.readlink(first / "ns/user")
+        status = read_bytes(process / "status")
+    except OSError:
+        return False
+    has = re.search(rb"^CapEff:[ \t]*([0-9a-f]{1,16})$", status, re.MULTILINE)
+    return elsewhere or (has is not None and not int(has[1], 16) >> _CAP_SYS_ADMIN & 1)
+
+
 def _imported_configs(node: CheckContext, config: Path) -> list[Path]:
     """Return the files that containerd imports; an unreadable ``config`` is reported by the caller that reads it next.
 
@@ -291,8 +308,10 @@ def _imported_configs(node: CheckContext, config: Path) -> list[Path]:
         return []
     found: list[Path] = []
     for pattern in patterns if isinstance(patterns, list) else []:
-        directory, _, name = str(pattern).replace("\0", "").rpartition("/")
-        place = node.path(directory or "/") if str(pattern).startswith("/") else config.parent / directory
+        if not isinstance(pattern, str):
+            continue
+        directory, _, name = pattern.replace("\0", "").rpartition("/")
+        place = node.path(directory or "/") if pattern.startswith("/") else config.parent / directory
         found += list_matching(place, name)
     return found
 
@@ -315,4 +334,5 @@ def _patterns_in(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
             yield from _patterns_in(value)
         elif key in _ANNOTATION_OPTIONS and isinstance(value, list):
-            yield from ((key, str(each)) for each in value if fnmatchcase(_CDI, str(each).partition("/")[0]))
+            texts = (each for each in value if isinstance(each, str))
+            yield from ((key, each) for each in texts if fnmatchcase(_CDI, each.partition("/")[0]))

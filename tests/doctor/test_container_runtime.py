@@ -159,6 +159,14 @@ def test_import_pattern_does_not_search_the_whole_file_system(node: CheckContext
     assert found(node, "cdi-annotations").level is CheckLevel.OK
 
 
+def test_numbers_too_long_to_be_printed_are_no_patterns_and_no_values(node: CheckContext) -> None:
+    number = "0x" + "f" * 5000
+    write(node.root, CONTAINERD, f"imports = [{number}]\n[x]\npod_annotations = [{number}]\n")
+    assert found(node, "cdi-annotations").level is CheckLevel.OK
+    write(node.root, TOOLKIT, f"{ENVVAR} = {number}\n")
+    assert "something other than false" in found(node, "toolkit-envvar").message
+
+
 # --- the NRI plugin of the toolkit
 
 
@@ -205,6 +213,24 @@ def test_other_processes_are_not_taken_for_the_nri_plugin(node: CheckContext) ->
     process(node.root, 4711, "python3", environ="ENABLE_NRI_PLUGIN=true\0")
     (node.root / "proc/4712").mkdir()  # it has just ended
     assert found(node, "nri-annotations").level is CheckLevel.OK
+
+
+@pytest.mark.parametrize(
+    ("namespace", "capabilities"), [("user:[1]", "00000000a80425fb"), ("user:[2]", "000001ffffffffff")]
+)
+def test_process_of_a_tenant_with_the_name_of_the_toolkit_is_not_taken_for_its_nri_plugin(
+    node: CheckContext, namespace: str, capabilities: str
+) -> None:
+    process(node.root, 4711, "nvidia-toolkit", environ="ENABLE_NRI_PLUGIN=true\0")
+    for pid, user in ((1, "user:[1]"), (4711, namespace)):
+        (node.root / f"proc/{pid}/ns").mkdir(parents=True, exist_ok=True)
+        (node.root / f"proc/{pid}/ns/user").symlink_to(user)
+    write(node.root, "proc/4711/status", f"Name:\tnvidia-toolkit\nCapEff:\t{capabilities}\n")
+    assert found(node, "nri-annotations").level is CheckLevel.OK
+    write(node.root, "proc/4711/status", "Name:\tnvidia-toolkit\nCapEff:\t000001ffffffffff\n")
+    (node.root / "proc/4711/ns/user").unlink()
+    (node.root / "proc/4711/ns/user").symlink_to("user:[1]")
+    assert found(node, "nri-annotations").level is CheckLevel.WARNING, "the toolkit's container is privileged"
 
 
 def test_unreadable_toolkit_process_is_never_ok(node: CheckContext) -> None:
