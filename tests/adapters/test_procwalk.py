@@ -79,6 +79,13 @@ def test_descriptor_is_found_by_its_device_number(run: Run) -> None:
     assert parts(nodes()) == {}
 
 
+def test_device_that_is_the_standard_input_of_a_process_is_found(run: Run) -> None:
+    tenant = run(
+        READY + "os.dup2(os.open(sys.argv[1], os.O_RDONLY), 0)\nos.closerange(3, 64)\nsay()\nsignal.pause()", ONE_NODE
+    )
+    assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
+
+
 def test_process_with_two_devices_open_is_a_holder_of_both(run: Run) -> None:
     both = READY + "fds = [os.open(name, os.O_RDONLY) for name in sys.argv[1:]]\nsay()\nsignal.pause()"
     tenant = run(both, ONE_NODE, OTHER_NODE)
@@ -402,6 +409,27 @@ def test_every_thread_is_scanned_without_kcmp(run: Run, monkeypatch: pytest.Monk
     tenant = run(OPEN, ONE_NODE)
     monkeypatch.setattr(process, "_KCMP_CALL", -1)
     assert parts(nodes(ONE)) == {tenant.pid: (ONE,)}
+
+
+def test_threads_are_listed_again_after_one_that_is_ending(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have created another that is not in the list."""
+    program = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    tenant = run(READY + program + "say()\nsignal.pause()")
+    leader, other = sorted(map(int, os.listdir(f"/proc/{tenant.pid}/task")))
+    lists = [[leader], [leader, other], [leader, other]]
+    monkeypatch.setattr(process, "_threads", lambda pid: lists.pop(0))
+    monkeypatch.setattr(process.ProcessScan, "_is_ending", lambda self, thread: thread == other)
+    process.ProcessScan(tenant.pid, FileTarget(0, frozenset({1})), set())._scan_all_threads(set(), [])
+    assert lists == []
+
+
+def test_file_of_a_process_that_cannot_be_inspected_is_not_taken_for_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(scan: process.ProcessScan, directory: str) -> None:
+        scan.permission_denied = True
+
+    monkeypatch.setattr(process.ProcessScan, "_scan_descriptors", refused)
+    with pytest.raises(PermissionError):
+        has_open("/proc/1", 0, 1)
 
 
 def test_threads_that_share_a_descriptor_table_are_scanned_once(run: Run) -> None:
