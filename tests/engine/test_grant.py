@@ -430,9 +430,9 @@ async def test_refusal_for_one_device_does_not_wait_for_the_earlier_pod_of_anoth
         cluster.kubelet.force_delete(earlier, lives_on=300.0)
         tenant = await admitted(cluster, "umbrella", "serve-0", 0, 1)
         await cluster.node.actions.quarantine(cluster.gpu(0).id, "because", "uid:0")
-        asked_at = cluster.clock.monotonic()
+        called_at = cluster.clock.monotonic()
         assert isinstance(await refusal_of(request_start(cluster, tenant, wait=60.0)), Quarantined)
-        assert cluster.clock.monotonic() - asked_at < 1.0
+        assert cluster.clock.monotonic() - called_at < 1.0
 
 
 def before_the_next_grant(cluster: SimulatedCluster, change: Callable[[], Awaitable[object]]) -> None:
