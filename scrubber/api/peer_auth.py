@@ -43,7 +43,7 @@ _SO_PEERGROUPS = 59
 _MAX_GROUPS = 256
 """Python reads at most 1024 bytes of a socket option; for a peer in more groups, only its first group counts."""
 
-_PEER_NAME = re.compile(r"/(?P<verdict>[ar])(?P<uid>\d{1,10})-[0-9a-f]{1,4}")
+_PEER_NAME = re.compile(r"/(?P<verdict>[ar])(?P<uid>\d{1,10})-[0-9a-f]{1,4}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

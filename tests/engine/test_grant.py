@@ -564,11 +564,9 @@ async def test_two_callers_for_overlapping_sets_of_devices_never_deadlock() -> N
             call.exception()
 
 
-@pytest.mark.parametrize(("namespace", "begins_again"), [("acme", False), ("umbrella", True)])
+@pytest.mark.parametrize(("namespace", "restarts"), [("acme", False), ("umbrella", True)])
 @in_virtual_time
-async def test_heat_that_the_policy_tolerates_for_a_time_is_counted_anew_for_another_tenant(
-    namespace: str, begins_again: bool
-) -> None:
+async def test_warning_of_heat_starts_again_with_another_tenant(namespace: str, restarts: bool) -> None:
     async with simulated_cluster(1) as cluster:
         first = await started(cluster, "acme")
         cluster.gpu().celsius = 120
@@ -577,4 +575,4 @@ async def test_heat_that_the_policy_tolerates_for_a_time_is_counted_anew_for_ano
         cluster.kubelet.delete(first)
         await started(cluster, namespace, "next-0")
         (after,) = cluster.record().warnings
-        assert (after.code, after.since > before.since) == (before.code, begins_again)
+        assert (after.code, after.since > before.since) == (before.code, restarts)

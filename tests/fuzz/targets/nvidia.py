@@ -6,12 +6,20 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 
 from scrubber.adapters.nvidia.bus import fingerprint, list_gpus, mig_minors, numa_node
 from scrubber.adapters.nvidia.driver_paths import DriverPaths
 from scrubber.adapters.nvidia.holders import _capability, _parse_usage
+from scrubber.adapters.nvidia.setting_values import (
+    NO_OFFSETS,
+    parse_clocks,
+    parse_offsets,
+    parse_watts,
+    validation_errors,
+)
 from scrubber.domain.device import Access, AccessKind
 from scrubber.domain.errors import DeviceFault, Unreadable
 from tests.fuzz.loop import directory, on_close
@@ -140,3 +148,57 @@ def nvidia_usage(data: bytes) -> bool:
     assert usage.processes == {pid: max(used for other, used in own if other == pid) for pid, _ in own}
     assert all(type(pid) is int and pid >= 0 for pid in usage.processes)
     return True
+
+
+_WORDS_OF = {
+    "compute_mode": {"default", "prohibited", "exclusive-process"},
+    "persistence_mode": {"disabled", "enabled"},
+    "auto_boost": {"disabled", "enabled"},
+    "accounting_mode": {"disabled", "enabled"},
+    "ecc_mode": {"disabled", "enabled"},
+    "api_restriction_application_clocks": {"unrestricted", "restricted"},
+    "api_restriction_auto_boosted_clocks": {"unrestricted", "restricted"},
+}
+
+
+def _is_written_back(name: str, text: str) -> bool:
+    """Whether a value that was accepted is the one spelling of what it means."""
+    if name in _WORDS_OF:
+        return text in _WORDS_OF[name]
+    if name == "power_limit_watts":
+        return text == format(Decimal(text).normalize(), "f") and parse_watts(text) == Decimal(text) * 1000
+    if name == "application_clocks":
+        return text == "{},{}".format(*parse_clocks(text))
+    offsets = [f"{clock} P{state} {mhz:+d}" for (clock, state), mhz in parse_offsets(text).items()]
+    return name == "clock_offsets" and text == (", ".join(offsets) or NO_OFFSETS)
+
+
+@target(
+    "nvidia-settings",
+    parser="the settings of an NVIDIA GPU in a policy",
+    covers=("scrubber.adapters.nvidia.setting_values",),
+    oracle="each setting that no GPU can have is refused with a message that names it, and an accepted value is the only "
+    "spelling of what it means",
+    seeds=(
+        b"compute_mode=default\0persistence_mode=enabled\0power_limit_watts=312.5",
+        b"application_clocks=3201,1980\0clock_offsets=graphics P0 +100, memory P0 -50",
+        b"clock_offsets=none\0ecc_mode=disabled\0api_restriction_application_clocks=restricted",
+        b"power_limit_watts=300.0\0compute_mode=exclusive-thread",
+    ),
+    words=(
+        b"\0power_limit_watts=",
+        b"\0application_clocks=",
+        b"\0clock_offsets=",
+        b"graphics P0 +1",
+        b", memory P12 -3",
+    ),
+)
+def nvidia_settings(data: bytes) -> bool:
+    pairs = (each.partition("=") for each in data.decode("utf-8", "replace").split("\0"))
+    settings = {name: text for name, mark, text in pairs if mark}
+    errors = validation_errors(settings)
+    refused = {each for each in settings if validation_errors({each: settings[each]})}
+    assert len(errors) == len(refused)
+    assert all(any(error.startswith(name) for error in errors) for name in refused)
+    assert all(_is_written_back(name, settings[name]) for name in settings.keys() - refused)
+    return bool(settings) and not refused
