@@ -43,6 +43,8 @@ __all__ = [
     "serve_metrics_on",
 ]
 
+_SLOT_TIMEOUT = 1.0
+"""Seconds for the thread of a connection that was ended in favour of a new one to return."""
 _MAX_FILTERED_RESPONSES = 4
 """Limit of responses other than the whole page, generated within :attr:`MetricsServerTimes.cache_seconds`.
 
@@ -300,6 +302,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._report = report
         self._deadline = deadline
         self._connection_slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._connections: dict[Any, socket.socket] = {}  # duplicates by connection, in the order of their start
+        self._connections_lock = threading.Lock()
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()  # the base class creates an unbound socket
         self.socket = listener
@@ -310,20 +314,41 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._connection_slots.acquire(blocking=False):
-            self._report(f"A connection from {client_address[0]} was closed: {MAX_CONNECTIONS} are open already.")
-            self.shutdown_request(request)
-            return
+            self._end_oldest_connection()
+            if not self._connection_slots.acquire(timeout=_SLOT_TIMEOUT):
+                self._report(f"A connection from {client_address[0]} was closed: {MAX_CONNECTIONS} are open already.")
+                self.shutdown_request(request)
+                return
         try:
+            with self._connections_lock:
+                self._connections[request] = request.dup()  # TLS takes the descriptor of the request
             super().process_request(request, client_address)
         except BaseException:
-            self._connection_slots.release()
+            self._release(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._connection_slots.release()
+            self._release(request)
+
+    def _end_oldest_connection(self) -> None:
+        """End the oldest connection, so that silent clients cannot keep a new one from being answered."""
+        with self._connections_lock:
+            oldest = next(iter(self._connections), None)
+            if oldest is None:
+                return
+            with self._connections.pop(oldest) as line, suppress(OSError):  # its client has disconnected
+                line.shutdown(socket.SHUT_RDWR)
+        self._report(f"The oldest connection was closed for a newer one: {MAX_CONNECTIONS} are open already.")
+
+    def _release(self, request: Any) -> None:
+        with self._connections_lock:
+            line = self._connections.pop(request, None)
+        if line is not None:
+            line.close()
+        self._connection_slots.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         with _close_after(self._deadline, request):

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -427,6 +427,18 @@ class TestSlowAndExcessClients:
                     return False
 
             until(is_answered)
+
+    @pytest.mark.parametrize("encrypted", [False, True])
+    def test_scrape_is_answered_while_as_many_silent_connections_as_permitted_are_open(
+        self, authority: Authority, encrypted: bool
+    ) -> None:
+        pair = authority.issue("node")
+        tls = MetricsTls(pair.certificate, pair.key) if encrypted else None
+        with served(tls) as scraping, ExitStack() as crowd:
+            for _ in range(100):
+                crowd.enter_context(socket.create_connection((HOST, scraping.port), SOON))
+            for _ in range(3):
+                assert scrape(scraping, trusting(authority) if encrypted else None)[0] == 200
 
     def test_port_scanner_does_not_fill_the_log(self, authority: Authority) -> None:
         pair, messages = authority.issue("node"), list[str]()
