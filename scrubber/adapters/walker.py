@@ -146,6 +146,7 @@ class Walker:
                 found.missed_count,
                 found.resumed_count,
                 found.kinds_omitted,
+                found.unreadable_omitted,
             ],
             "omitted": [list(row) for row in found.omitted_by_part],
             "partial": list(found.partial_pids),
@@ -167,7 +168,7 @@ def parse_walk_report(message: Message) -> WalkReport:
         cut_short = tuple(_unfinished(*row) for row in unfinished)
         relays = tuple(_churning_group(*row) for row in relayed)
         closed = dict(_integer_pair(*row) for row in unreadable)
-        unreported, more, missed, pieces, kinds_omitted = _integers(*counts)
+        unreported, more, missed, pieces, kinds_omitted, of_other_users = _integers(*counts)
         by_part = tuple(_integer_pair(*row) for row in omitted)
         partial_pids = _integers(*partial)
     except (TypeError, ValueError) as error:
@@ -175,7 +176,9 @@ def parse_walk_report(message: Message) -> WalkReport:
     messages: list[str] = []
     if closed:
         users = ", ".join(str(uid) for uid in sorted(closed))
-        messages.append(f"holders: {sum(closed.values())} process(es) of uid {users} could not be inspected")
+        others = " and others" if of_other_users else ""
+        number = sum(closed.values()) + of_other_users
+        messages.append(f"holders: {number} process(es) of uid {users}{others} could not be inspected")
     if unreported:
         messages.append(f"holders: {unreported} more process(es) than are named could not be fully inspected")
     if missed and not relays:

@@ -550,14 +550,16 @@ NOTHING: dict[str, object] = {
     "unreadable": [],
     "unfinished": [],
     "relays": [],
-    "counts": [0, 0, 0, 0, 0],
+    "counts": [0, 0, 0, 0, 0, 0],
     "omitted": [],
     "partial": [],
 }
 
 
 def test_uninspected_processes_are_counted_by_user() -> None:
-    messages = parse_walk_report({**NOTHING, "unreadable": [[0, 40], [33, 2]], "counts": [3, 0, 4, 5, 1]}).not_covered
+    messages = parse_walk_report(
+        {**NOTHING, "unreadable": [[0, 40], [33, 2]], "counts": [3, 0, 4, 5, 1, 0]}
+    ).not_covered
     assert messages == (
         "holders: 42 process(es) of uid 0, 33 could not be inspected",
         "holders: 3 more process(es) than are named could not be fully inspected",
@@ -582,7 +584,7 @@ def test_uninspected_processes_are_counted_by_user() -> None:
         {"unreadable": [[float("inf"), 1]]},
         {"unreadable": [[1000, -1]]},
         {"unfinished": [[-7, 2, "a", 0, "why", [], None, 1, "/"]]},
-        {"counts": [0, 0, -1, 0, 0]},
+        {"counts": [0, 0, -1, 0, 0, 0]},
         {"unfinished": [[1, 2, "a", 0, None, [], None, 1, "/"]]},
         {"unfinished": [[1, 2, "a", 0, "why", ["part"], None, 1, "/"]]},
         {"unfinished": [[1, 2, "a", 0, "why", [], True, 1, "/"]]},

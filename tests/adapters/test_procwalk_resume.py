@@ -801,6 +801,25 @@ def test_churning_groups_with_long_names_fit_into_one_report(memory: Path, monke
     assert groups[-1] == scheduler.ChurningGroup("", None), "the others may hold any device"
 
 
+def test_processes_of_any_number_of_users_that_may_not_be_inspected_fit_into_one_report(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = {pid: 1_000_000_000 + pid for pid in range(1, 60_001)} | dict.fromkeys(range(60_001, 60_004), 33)
+    whole = scheduler._Scheduler.walk
+
+    def with_many_users(self: scheduler._Scheduler) -> None:
+        whole(self)
+        self._denied_uids = users
+
+    monkeypatch.setattr(scheduler._Scheduler, "walk", with_many_users)
+    message = Walker().handle(walk_request(target(memory)))
+    assert len(pack(message)) < MAX_BODY_SIZE / 2
+    (denied,) = (each for each in parse_walk_report(message).not_covered if "could not be inspected" in each)
+    assert denied.startswith(f"holders: {len(users)} process(es) of uid 33, ")
+    assert " and others " in denied
+    assert len(denied) < 1000
+
+
 @pytest.mark.parametrize(
     ("path", "uid"),
     [

@@ -167,7 +167,7 @@ def report_of(**fields: object) -> Message:
         "unreadable": [],
         "unfinished": [],
         "relays": [],
-        "counts": [0] * 5,
+        "counts": [0] * 6,
         "omitted": [],
         "partial": [],
     } | fields
@@ -192,7 +192,7 @@ async def test_process_or_group_that_was_not_inspected_may_hold_only_the_devices
 async def test_holders_that_were_omitted_or_partly_inspected_are_attributed_to_their_devices() -> None:
     zero, full, _ = (os.stat(node).st_rdev for node in NODES)
     holder = [77, 4711, "crowd", False, [zero]]
-    message = report_of(holders=[holder], counts=[0, 7, 0, 0, 0], omitted=[[zero, 5], [full, 2]], partial=[77])
+    message = report_of(holders=[holder], counts=[0, 7, 0, 0, 0, 0], omitted=[[zero, 5], [full, 2]], partial=[77])
     pool = ReportingPool(message)
     walks = walks_of(pool)
     reports = await asyncio.gather(*(walks.walk(search(node)) for node in NODES))
@@ -207,8 +207,8 @@ async def test_device_is_walked_alone_if_the_shared_report_names_no_process_of_s
     zero, full, _ = (os.stat(node).st_rdev for node in NODES)
     crowd: list[object] = [77, 4711, "crowd", 0, "there was no time", [], [full], 1, POD]
     hidden: list[object] = [78, 4712, "quiet", 0, "there was no time", [], [zero], 1, "another pod"]
-    shared = ReportingPool(report_of(unfinished=[crowd], counts=[1, 0, 0, 0, 1]))
-    alone = ReportingPool(report_of(unfinished=[hidden], counts=[1, 0, 0, 0, 1]))
+    shared = ReportingPool(report_of(unfinished=[crowd], counts=[1, 0, 0, 0, 1, 0]))
+    alone = ReportingPool(report_of(unfinished=[hidden], counts=[1, 0, 0, 0, 1, 0]))
     walks = SharedWalks(shared, alone, PATIENT, frozenset)
     reports = await asyncio.gather(*(walks.walk(search(node, scrub=node)) for node in (ZERO, FULL)))
     assert searched(shared) == [nodes_of(ZERO, FULL)]

@@ -88,6 +88,8 @@ A response is at most a megabyte.
 _GROUP_LENGTH = 64
 _MAX_CHURNING, _CHURNING_GROUP_LENGTH = 128, 200
 """Number of churning groups to name, and length of a name: users who may create cgroups choose both."""
+_MAX_USERS = 32
+"""Number of users to list of processes that may not be inspected: a tenant may run processes of any number of users."""
 _LOADAVG_LENGTH = 256
 
 
@@ -154,7 +156,9 @@ class WalkResult(NamedTuple):
 
     Attributes:
         holders: processes that hold a part of the target, and those requested by PID.
-        unreadable: number of processes, by user, that may not be inspected at all or not completely.
+        unreadable: number of processes, by user, that may not be inspected at all or not completely; of the users with
+            most of them.
+        unreadable_omitted: number of such processes of all other users.
         unfinished: processes that were not scanned completely. Those found to hold the target nevertheless are also in
             ``holders``.
         unfinished_omitted: number of further such processes. At least one of each kind (group, parts found, reach) is
@@ -179,6 +183,7 @@ class WalkResult(NamedTuple):
     omitted_by_part: tuple[tuple[int, int], ...] = ()
     partial_pids: tuple[int, ...] = ()
     kinds_omitted: int = 0
+    unreadable_omitted: int = 0
 
 
 @dataclass(slots=True)
@@ -348,9 +353,10 @@ class _Scheduler:
         kinds_omitted = {self._kind(pid, reach) for pid in reach} - {self._kind(pid, reach) for pid in reported}
         holders = self._select_reported(sorted(self._matches), {})
         omitted = self._matches.keys() - holders
+        denied = sorted(Counter(self._denied_uids.values()).items(), key=lambda row: (-row[1], row[0]))
         return WalkResult(
             tuple(self._shortened(pid, number) for number, pid in enumerate(sorted(holders))),
-            tuple(sorted(Counter(self._denied_uids.values()).items())),
+            tuple(sorted(denied[:_MAX_USERS])),
             tuple(
                 row if number < _MAX_NAMED else row._replace(name="")
                 for number, row in enumerate(row for row in rows if row.pid in reported)
@@ -363,6 +369,7 @@ class _Scheduler:
             tuple(sorted(Counter(part for pid in omitted for part in self._matches[pid].parts or (0,)).items())),
             tuple(sorted(self._partial_pids & holders)),
             len(kinds_omitted),
+            sum(number for _, number in denied[_MAX_USERS:]),
         )
 
     def _urgency(self, row: UnfinishedProcess) -> tuple[bool, bool, bool, int]:

@@ -152,7 +152,7 @@ _WALK = {
     "unreadable": [[1000, 2]],
     "unfinished": [[18, 4712, "sh", 0, "it has too many threads", [1], [1], 3, "1"]],
     "relays": [["/kubepods/pod1", "1", []], ["/x", None, None]],
-    "counts": [0, 1, 2, 3, 4],
+    "counts": [0, 1, 2, 3, 4, 5],
     "omitted": [[5, 1]],
     "partial": [17],
 }
