@@ -543,8 +543,8 @@ def _gpu_reset(found: Mapping[str, Any]) -> GpuReset:
         (reset.spec or _ResetSpec()).nodeName,
         completed=bool(status.completionTime),
         complete=done,
-        reason=one_line(shown.reason),
-        message=one_line(shown.message),
+        reason=shown.reason or "",
+        message=shown.message or "",
     )
 
 

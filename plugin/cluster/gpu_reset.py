@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 from plugin.cluster.errors import ApiConflict, ApiNotFound
+from plugin.cluster.text import one_line
 
 __all__ = ["GPU_RESET_WAY", "GpuReset", "GpuResetApi", "ResetResult", "remove_reset", "request_reset"]
 
@@ -37,7 +38,7 @@ class GpuReset:
         node: its ``spec.nodeName``.
         completed: whether its status has a completion time.
         complete: whether its condition ``Complete`` is true; that says nothing about success.
-        reason, message: of that condition; of its last other condition while it is not true.
+        reason, message: of that condition; of its last other condition while it is not true. As other clients wrote them.
     """
 
     name: str
@@ -57,7 +58,7 @@ class GpuReset:
     @property
     def status_text(self) -> str:
         """The reason and message of its status, for operators."""
-        return ": ".join(each for each in (self.reason, self.message) if each) or "no status yet"
+        return ": ".join(text for each in (self.reason, self.message) if (text := one_line(each))) or "no status yet"
 
 
 class GpuResetApi(Protocol):

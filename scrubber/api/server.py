@@ -27,8 +27,10 @@ from scrubber.api.view_streams import ViewStreams
 from scrubber.domain.errors import InvalidConfiguration
 from scrubber.engine.views import Service
 
-__all__ = ["STOP_GRACE_SECONDS", "GrpcServer", "serve"]
+__all__ = ["MAX_CALLS", "STOP_GRACE_SECONDS", "GrpcServer", "serve"]
 
+MAX_CALLS = 256
+"""Calls of one connection at a time, open streams included; further calls wait in the caller."""
 STOP_GRACE_SECONDS = 2.0
 """Grace period in seconds for calls in progress when the service stops."""
 
@@ -113,7 +115,7 @@ class GrpcServer:
                     peer_versions=self._peer_versions if purpose is Purpose.PLUGIN else None,
                 ),
             ),
-            options=(("grpc.so_reuseport", 0),),
+            options=(("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", MAX_CALLS)),
         )
         self._add_services(server, purpose)
         try:

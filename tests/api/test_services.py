@@ -12,11 +12,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from scrubber.api import scrubber_pb2 as pb
+from scrubber.api import scrubber_pb2_grpc as pb2_grpc
 from scrubber.api.client import AdminClient, PluginClient, ReadClient
-from scrubber.api.server import serve
+from scrubber.api.server import MAX_CALLS, serve
 from scrubber.api.sockets import Sockets
 from scrubber.domain import errors, evidence
 from scrubber.domain.assignment import Pod
@@ -137,6 +139,27 @@ async def test_device_list_is_not_ready_before_every_device_was_checked(
     await read.history()  # the audit is available before the devices are
     await node.show(ready=True)
     assert len((await read.devices()).devices) == 2
+
+
+async def test_calls_of_one_connection_beyond_the_limit_wait_and_delay_no_other_connection(
+    short_tmp: Path, read: ReadClient
+) -> None:
+    streams = [read.watch_devices() for _ in range(MAX_CALLS + 1)]
+    opened = {asyncio.ensure_future(anext(each)): each for each in streams}
+    waiting = set(opened)
+    async with asyncio.timeout(DEADLINE):
+        while len(waiting) > 1:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        own_connection = [("grpc.use_local_subchannel_pool", 1)]  # otherwise channels of a process share one
+        async with grpc.aio.insecure_channel(f"unix:{short_tmp}/s/read/read.sock", options=own_connection) as other:
+            assert (await pb2_grpc.ReadStub(other).ListDevices(pb.ListDevicesRequest())).devices
+        (last,) = waiting
+        assert not last.done()
+        for task, stream in opened.items():
+            if task is not last:
+                await stream.aclose()
+        assert (await last).devices
+        await opened[last].aclose()
 
 
 async def test_slow_watcher_skips_versions_and_ends_at_the_newest(node: FakeNode, read: ReadClient) -> None:

@@ -27,6 +27,7 @@ from plugin.cluster.errors import (
     ApiUnavailable,
     ClusterError,
 )
+from plugin.cluster.gpu_reset import ResetResult
 from plugin.cluster.port import ClusterNode, EventContent, EventTarget
 from plugin.cluster.view import ConditionStatus, NodeCondition
 from scrubber.emulator.cluster import Answer, HttpResponse, Silence
@@ -472,6 +473,13 @@ async def test_reset_without_the_shape_of_one_is_invalid(
     server.intercept = lambda request: answer({"items": [found]})
     with pytest.raises(ApiUnavailable, match="response is invalid"):
         await client.list_gpu_resets()
+
+
+async def test_reason_that_only_looks_like_success_is_none(client: ApiServerClient, server: PluginApiServer) -> None:
+    condition = {"type": "Complete", "status": "True", "reason": "GPUResetSucceeded\u2028"}
+    status = {"completionTime": "2026-01-01T00:00:00Z", "conditions": [condition]}
+    server.intercept = lambda request: answer({"metadata": {"name": "r"}, "status": status})
+    assert (await client.get_gpu_reset("r")).result is ResetResult.FAILED
 
 
 async def test_status_of_a_reset_is_one_printable_line(client: ApiServerClient, server: PluginApiServer) -> None:

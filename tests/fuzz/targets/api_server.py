@@ -475,6 +475,7 @@ _RESET: dict[str, Any] = {
         *(bytes((mode,)) + edits for mode in range(2) for edits in (*EDIT_SEEDS, *_EDITS)),
         *(bytes((0,)) + EDITS + bytes((place, 6, other)) for place in range(6, 20) for other in range(5)),
         b"\0" + json.dumps(_RESET).encode(),
+        b"[\0\x8e\r\xf7",  # a reason that is that of success but for a line separator at its end
     ),
     words=(b'"completionTime":', b'"conditions":', b'"Complete"', b'"GPUResetSucceeded"', b'"reason":', b'"nodeName":'),
 )
