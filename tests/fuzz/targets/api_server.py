@@ -289,6 +289,7 @@ _NODE_EVENTS = [
         _events_input(EDITS, _NODE_EVENTS),
         b'{"type": "ADDED", "object": {"metadata": {"name": "node-1", "annotations": {"note": "a\xc2\x85b"}}}}\n',
         *(EDITS + bytes((place, 5, 20)) for place in range(30)),
+        b"\0\x1a\3\x1a\6" + b":" * 29,  # an empty list where the labels are
     ),
     words=(
         b'{"type":"MODIFIED","object":{"metadata":{"labels":{"a":"b"}}}}\n',
@@ -330,7 +331,7 @@ def _is_plain(event: Any) -> bool:
     metadata = at(event, "object", "metadata")
     if set(event) != {"type", "object"} or set(event["object"]) != {"metadata"}:
         return False
-    maps = [metadata.get(key) or {} for key in ("labels", "annotations")]
+    maps = [{} if metadata.get(key) is None else metadata[key] for key in ("labels", "annotations")]
     return (
         set(metadata) <= {"name", "labels", "annotations"}
         and isinstance(metadata.get("name", ""), str)
