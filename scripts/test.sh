@@ -17,7 +17,8 @@ if [[ ${2:-all} == property ]]; then
   parts=(tests/property/test_*.py tests/dashboards/test_hostile_hour.py)
 elif [[ ${2:-all} == fast ]]; then
   parts=(
-    'tests/plugin tests/daemon'
+    'tests/plugin/test_[!a-h]*.py tests/daemon'
+    'tests/plugin/test_[a-h]*.py'
     'tests/engine tests/domain tests/config tests/doctor'
     # Without tests that start daemons, tenants, other test runs, linters and services.
     'tests/project tests/cluster --ignore=tests/project/test_recipes.py --ignore=tests/cluster/test_cluster_check_gpu.py'
