@@ -17,12 +17,13 @@ if [[ ${2:-all} == property ]]; then
   parts=(tests/property/test_*.py tests/dashboards/test_hostile_hour.py)
 elif [[ ${2:-all} == fast ]]; then
   parts=(
-    'tests/plugin/test_[!a-h]*.py tests/daemon'
-    'tests/plugin/test_[a-h]*.py'
     'tests/engine tests/domain tests/config tests/doctor'
     # Without tests that start daemons, tenants, other test runs, linters and services.
     'tests/project tests/cluster --ignore=tests/project/test_recipes.py --ignore=tests/cluster/test_cluster_check_gpu.py'
     'tests/api tests/emulator tests/observability tests/simulation --deselect=tests/observability/test_metrics_tls.py::TestBothDaemons'
+    'tests/plugin/test_[!a-h]*.py tests/daemon'
+    'tests/plugin/dra'
+    'tests/plugin/test_[a-h]*.py'
   )
 else
   parts=(
