@@ -122,9 +122,8 @@ def slurm_job(environment: Mapping[str, str]) -> pb.Job:
             "SLURM_JOB_ID and SLURM_JOB_UID do not describe a job: slurmd runs this command, as Prolog= or Epilog= in slurm.conf."
         )
     named = environment.get("SLURM_JOB_USER", "")
-    user = (
-        named if named.isprintable() and named else f"uid-{uid}"
-    )  # a name that is not UTF-8 does not fit into the request
+    # A name that is not UTF-8 does not fit into the request.
+    user = named if named and named.isprintable() else f"uid-{uid}"
     return pb.Job(manager="slurm", id=id, user=user, user_id=int(uid))
 
 
